@@ -1,0 +1,6 @@
+//! Every format Anemone reads or writes: checkpoints, the quantized store, Core AI
+//! programs, model folders and reports. Bytes and shapes only; no policy.
+
+pub mod aimodel;
+pub mod atomic;
+pub mod mapped;
