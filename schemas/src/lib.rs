@@ -3,4 +3,6 @@
 
 pub mod aimodel;
 pub mod atomic;
+pub mod exit;
+pub mod manifest;
 pub mod mapped;
