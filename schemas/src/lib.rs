@@ -6,3 +6,4 @@ pub mod atomic;
 pub mod exit;
 pub mod manifest;
 pub mod mapped;
+pub mod report;
