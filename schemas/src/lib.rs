@@ -3,4 +3,6 @@
 
 pub mod aimodel;
 pub mod atomic;
+pub mod checkpoint;
 pub mod mapped;
+pub mod spec;
