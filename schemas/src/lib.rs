@@ -3,7 +3,9 @@
 
 pub mod aimodel;
 pub mod atomic;
+pub mod checkpoint;
 pub mod exit;
 pub mod manifest;
 pub mod mapped;
 pub mod report;
+pub mod spec;

@@ -3,4 +3,7 @@
 //! [`ir`] is the program in memory, [`build`] makes one.
 
 pub mod build;
+mod infer;
 pub mod ir;
+mod limits;
+pub mod text;
