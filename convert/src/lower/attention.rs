@@ -52,7 +52,7 @@ impl Cache {
 
     /// Writes `rows` (`[1,1,K,1,w]`) of a layer at `start..end` and reads back.
     fn update(&mut self, g: &mut GraphBuilder<'_>, start: ValueId, end: ValueId, rows: ValueId) {
-        let new = g.slice_update_at(self.current, start, end, rows);
+        let new = g.slice_update(self.current, start, end, rows);
         let token = g.write_handle(self.handle, new, self.token);
         (self.current, self.token) = g.read_handle(self.handle, token);
     }
@@ -126,14 +126,14 @@ impl<'a> Context<'a> {
         let keys = self.keys.layer(g, layer, channels, c);
         let keys = g.reshape(keys, &[1, groups, d, c]);
         let keys = g.transpose(keys, &[0, 1, 3, 2]);
-        let keys = g.split(keys, &vec![1; groups], 1);
+        let keys = g.split(keys, 1, &vec![1; groups]);
         let values = self.values.layer(g, layer, channels, c);
         let values = g.reshape(values, &[1, groups, d, c]);
-        let values = g.split(values, &vec![1; groups], 1);
+        let values = g.split(values, 1, &vec![1; groups]);
 
         let scale = g.f16_scalar((d as f32).sqrt().recip());
         let q = g.broadcasting("mul", q, scale);
-        let queries = g.split(q, &vec![1; heads], 1);
+        let queries = g.split(q, 1, &vec![1; heads]);
         let scores: Vec<ValueId> = queries
             .iter()
             .enumerate()
@@ -145,7 +145,7 @@ impl<'a> Context<'a> {
         let scores = g.concat(2, &scores);
         let scores = g.broadcasting("add", scores, self.mask);
         let weights = g.softmax(scores, 1);
-        let weights = g.split(weights, &vec![1; heads], 2);
+        let weights = g.split(weights, 2, &vec![1; heads]);
         let outputs: Vec<ValueId> = weights
             .iter()
             .enumerate()

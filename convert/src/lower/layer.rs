@@ -31,7 +31,7 @@ pub(super) fn rms_norm(
     eps: f64,
 ) -> ValueId {
     let square = g.binary("mul", x, x);
-    let mean = g.reduce_mean(square, &[axis as i32]);
+    let mean = g.reduce_mean(square, &[axis]);
     let eps = g.f16_scalar(eps as f32);
     let shifted = g.broadcasting("add", mean, eps);
     let inverse = g.unary("rsqrt", shifted);

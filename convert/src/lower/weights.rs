@@ -3,7 +3,7 @@
 use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::{Blob, BlobData, BlobId, Elem, Module, TensorType, ValueId};
-use anemone_schemas::spec::{Linear, ModelSpec};
+use anemone_schemas::spec::{Linear, ModelSpec, Norm};
 use anemone_schemas::store::{Store, StoredLut};
 
 use super::layer::LayerWeights;
@@ -95,7 +95,7 @@ impl LinearWeights {
             self.tables,
         );
         let dense = g.lut_to_dense(indices, tables, 0);
-        g.conv2d(x, dense)
+        g.conv1x1(x, dense)
     }
 }
 
@@ -122,7 +122,7 @@ impl ChunkWeights {
             let mut linear = |linear: Linear| {
                 LinearWeights::register(module, store, &linear.tensor(l), linear.shape(spec))
             };
-            let at = |suffix: &str| format!("model.layers.{l}.{suffix}.weight");
+            let scale = |n: Norm| norm(&n.tensor(l), n.width(spec));
             layers.push(LayerWeights {
                 q: linear(Linear::Q)?,
                 k: linear(Linear::K)?,
@@ -131,10 +131,10 @@ impl ChunkWeights {
                 gate: linear(Linear::Gate)?,
                 up: linear(Linear::Up)?,
                 down: linear(Linear::Down)?,
-                input_norm: norm(&at("input_layernorm"), spec.hidden)?,
-                post_norm: norm(&at("post_attention_layernorm"), spec.hidden)?,
-                q_norm: norm(&at("self_attn.q_norm"), spec.head_dim)?,
-                k_norm: norm(&at("self_attn.k_norm"), spec.head_dim)?,
+                input_norm: scale(Norm::Input)?,
+                post_norm: scale(Norm::PostAttention)?,
+                q_norm: scale(Norm::Q)?,
+                k_norm: scale(Norm::K)?,
             });
         }
         let head = if chunk.head {
