@@ -3,4 +3,6 @@
 
 pub mod aimodel;
 pub mod atomic;
+pub mod lut;
 pub mod mapped;
+pub mod store;
