@@ -6,3 +6,4 @@ pub mod atomic;
 pub mod checkpoint;
 pub mod mapped;
 pub mod spec;
+pub mod tokenizer;
