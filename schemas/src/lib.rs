@@ -11,3 +11,4 @@ pub mod mapped;
 pub mod report;
 pub mod spec;
 pub mod store;
+pub mod tokenizer;
