@@ -48,11 +48,11 @@ pub struct DemoOptions {
 pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> {
     let out = &options.output;
     let model = out.join("model");
-    let mut clock = Clock::default();
+    let mut clock = Clock::start();
     embedded::write_model(&model).map_err(|e| Error::io(&model, &e))?;
     let checkpoint = Checkpoint::open(&model)?;
     let sets = text::read_sets(&model, &[], Builtin::Evaluation, WINDOW, EVALUATION_TOKENS)?;
-    let vocab = text::open_tokenizer(&model)?.vocab_size();
+    let vocab = text::open_tokenizer(&model)?.size();
 
     let mut rows: Vec<Row> = Vec::new();
     let rtn = RtnWeights {
@@ -179,17 +179,23 @@ impl Row {
 }
 
 /// Seconds per stage.
-#[derive(Default)]
 struct Clock {
-    last: Option<Instant>,
+    last: Instant,
     laps: Vec<(String, f64)>,
 }
 
 impl Clock {
+    fn start() -> Self {
+        Self {
+            last: Instant::now(),
+            laps: Vec::new(),
+        }
+    }
+
     fn lap(&mut self, name: &str) {
         let now = Instant::now();
-        let start = self.last.replace(now).unwrap_or(now);
-        self.laps.push((name.into(), (now - start).as_secs_f64()));
+        self.laps.push((name.into(), (now - self.last).as_secs_f64()));
+        self.last = now;
     }
 }
 

@@ -96,7 +96,7 @@ pub fn run(options: &EvalOptions, ui: Ui, stop: &Stop) -> Result<QualityReport, 
     if entries.is_empty() {
         return Err(Error::usage("nothing to measure").hint("pass `--store`, `--folder` or both"));
     }
-    let vocab = text::open_tokenizer(&options.model)?.vocab_size();
+    let vocab = text::open_tokenizer(&options.model)?.size();
     let students = measure(&checkpoint, &sets, vocab, entries, ui, stop)?;
     Ok(report(&checkpoint, &sets, students))
 }

@@ -123,7 +123,7 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
     }
     let tokenizer = open_tokenizer(&tokenizer_dir)?;
-    let tokenizer_vocab = tokenizer.vocab_size();
+    let tokenizer_vocab = tokenizer.size();
     if tokenizer_vocab > spec.vocab {
         return Err(Error::bad_input(format!(
             "the tokenizer knows {tokenizer_vocab} ids, the model has {} rows",

@@ -160,7 +160,7 @@ fn interface(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Result<(), 
 fn tokenizer(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
     let dir = folder.join(TOKENIZER_DIR);
     let tokenizer = open_tokenizer(&dir)?;
-    let known = tokenizer.vocab_size();
+    let known = tokenizer.size();
     if known != manifest.model.tokenizer_vocab {
         return Err(fail(format!(
             "`{}` knows {known} ids, the manifest says {}",

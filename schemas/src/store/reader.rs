@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use half::f16;
 use sha2::{Digest, Sha256};
 
 use super::manifest::{FORMAT, Record, hex};
@@ -158,6 +159,26 @@ impl Store {
             offset: 0,
             len: record.bytes,
         })
+    }
+
+    /// Reads the dense tensor `name`, widened to f32; returns its shape too.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], or any I/O error.
+    pub fn dense_f32(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), StoreError> {
+        let stored = self.dense(name)?;
+        let bytes = MappedFile::open(&stored.path).map_err(at(&stored.path))?;
+        let values = match stored.elem {
+            DenseElem::F16 => bytes
+                .chunks_exact(2)
+                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            DenseElem::F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+        };
+        Ok((stored.shape, values))
     }
 
     fn find<'a, R: Record>(
