@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::aimodel::asset::{self, Metadata};
-use anemone_schemas::aimodel::check;
 use anemone_schemas::atomic::AtomicDir;
 use anemone_schemas::exit::Exit;
 use anemone_schemas::manifest::{
@@ -80,10 +79,8 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         stop.check()?;
         let path = format!("chunk_{i}.aimodel");
         let module = lower_chunk(&store, &plan, chunk)?;
-        check::check(&module)
-            .map_err(|e| Error::new(Exit::Verification, format!("chunk {i}: {e}")))?;
         let metadata = Metadata {
-            producer: crate::PRODUCER.to_string(),
+            producer: Some(crate::PRODUCER.to_string()),
             description: Some(format!(
                 "{}: layers {} to {}",
                 options.name,
