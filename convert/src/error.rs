@@ -90,3 +90,9 @@ from_bad_input!(
     anemone_schemas::store::StoreError,
     anemone_schemas::tokenizer::Error,
 );
+
+impl From<crate::quantize::QuantizeError> for Error {
+    fn from(e: crate::quantize::QuantizeError) -> Self {
+        Self::new(Exit::Numerical, chain(&e))
+    }
+}

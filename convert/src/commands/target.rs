@@ -116,17 +116,12 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
     let source = open_tokenizer(store.dir())?;
     for name in source.files() {
-        let (from, to) = (store.dir().join(&name), tokenizer_dir.join(&name));
+        let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
         fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
     }
     let tokenizer = open_tokenizer(&tokenizer_dir)?;
     let tokenizer_vocab = tokenizer.size();
-    if tokenizer_vocab > spec.vocab {
-        return Err(Error::bad_input(format!(
-            "the tokenizer knows {tokenizer_vocab} ids, the model has {} rows",
-            spec.vocab
-        )));
-    }
+    tokenizer.check_fits(spec.vocab)?;
     let provenance = &store.manifest().provenance;
     let mut stops = tokenizer.stop_ids();
     stops.extend(spec.eos.iter().copied());
