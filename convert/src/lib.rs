@@ -1,1 +1,3 @@
-//! placeholder
+//! From a checkpoint to a model folder.
+
+pub mod quantize;
