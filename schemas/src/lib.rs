@@ -4,6 +4,11 @@
 pub mod aimodel;
 pub mod atomic;
 pub mod checkpoint;
+pub mod exit;
+pub mod lut;
+pub mod manifest;
 pub mod mapped;
+pub mod report;
 pub mod spec;
+pub mod store;
 pub mod tokenizer;

@@ -6,8 +6,11 @@
 //! attributes are interned, so equal ones have equal handles.
 
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::hash::Hash;
 use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
 
 use crate::mapped::MappedFile;
 
@@ -317,8 +320,8 @@ pub enum Attr {
     Location {
         source: AttrId,
         scope: AttrId,
-        /// Third field of the wire form, 0 where absent.
-        inlined_at: u64,
+        /// Locations fused into this one.
+        fused: Vec<AttrId>,
         metadata: Vec<AttrId>,
     },
     Dictionary(Vec<AttrId>),
@@ -476,10 +479,13 @@ pub struct Module {
     ops: Vec<Op>,
     regions: Vec<Region>,
     blobs: Vec<Blob>,
+    blob_digests: HashMap<[u8; 32], BlobId>,
     /// The `dataflow.graph_v1` operations in order.
     pub graphs: Vec<OpId>,
     /// Feature version of the asset, `None` where the file has none.
     pub version: Option<u32>,
+    /// The asset operation's `source` string, which Apple leaves out.
+    pub source: Option<AttrId>,
     /// Location of the asset operation.
     pub loc: Option<AttrId>,
 }
@@ -517,6 +523,25 @@ impl Module {
     pub fn add_blob(&mut self, blob: Blob) -> BlobId {
         self.blobs.push(blob);
         BlobId(self.blobs.len() as u32 - 1)
+    }
+
+    /// A blob of these bytes: the one made of equal bytes before, or a new one
+    /// whose key is derived from its SHA-256.
+    pub fn intern_blob(&mut self, bytes: &[u8]) -> BlobId {
+        let digest: [u8; 32] = Sha256::digest(bytes).into();
+        if let Some(&id) = self.blob_digests.get(&digest) {
+            return id;
+        }
+        let mut key = String::from("blob_");
+        for byte in &digest[..8] {
+            let _ = write!(key, "{byte:02x}");
+        }
+        let id = self.add_blob(Blob {
+            key,
+            data: BlobData::Bytes(bytes.to_vec()),
+        });
+        self.blob_digests.insert(digest, id);
+        id
     }
 
     /// The type of a handle.
@@ -605,7 +630,7 @@ impl Module {
         self.add_attr(Attr::Location {
             source,
             scope,
-            inlined_at: 0,
+            fused: Vec::new(),
             metadata: Vec::new(),
         })
     }
@@ -642,7 +667,7 @@ pub struct Graph<'a> {
 }
 
 impl<'a> Graph<'a> {
-    fn of(m: &'a Module, id: OpId) -> Option<Self> {
+    pub(crate) fn of(m: &'a Module, id: OpId) -> Option<Self> {
         let op = m.op(id);
         let string = |name| match m.attr(op.prop(name)?) {
             Attr::String(s) => Some(s.as_str()),

@@ -1,0 +1,302 @@
+//! The command line: arguments as plain data, one call per command.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anemone_schemas::exit::EXIT_HELP;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::commands::demo::{self, DemoOptions};
+use crate::commands::eval::{self, EvalOptions};
+use crate::commands::package::{self, PackageOptions};
+use crate::commands::quantize::{self, QuantizeOptions};
+use crate::commands::target::{self, TargetOptions};
+use crate::commands::text::TextSource;
+use crate::commands::{inspect, verify};
+use crate::error::Error;
+use crate::quantize::Method;
+use crate::stop::Stop;
+use crate::ui::Ui;
+
+/// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
+/// Engine: `quantize`, then `target`, `eval` and `package`. `demo` does all of it on a
+/// built-in model.
+#[derive(Debug, Parser)]
+#[command(name = "anemone-convert", version, after_help = EXIT_HELP)]
+pub struct Cli {
+    /// Print errors only.
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Quantize a checkpoint to 4-bit lookup tables.
+    Quantize(QuantizeArgs),
+    /// Lower a quantized store to chunk programs: a model folder that runs.
+    Target(TargetArgs),
+    /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
+    Eval(EvalArgs),
+    /// Make a model folder publishable: report, model card, bundle metadata.
+    Package(PackageArgs),
+    /// Check hashes, programs, tokenizer and template of a model folder.
+    Verify {
+        /// Model folder.
+        folder: PathBuf,
+    },
+    /// Dump a checkpoint, quantized store, `.aimodel` or model folder.
+    Inspect {
+        /// What to dump.
+        path: PathBuf,
+        /// Print a program's operations as MLIR-like text.
+        #[arg(long)]
+        full: bool,
+    },
+    /// Convert, measure and run a small built-in model.
+    Demo(DemoArgs),
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MethodArg {
+    /// k-means, every weight counting the same.
+    KmeansUnweighted,
+    /// k-means weighted by the inputs' sum of squares.
+    Kmeans,
+    /// Weighted k-means, then GPTQ onto the tables.
+    Gptq,
+}
+
+impl From<MethodArg> for Method {
+    fn from(arg: MethodArg) -> Self {
+        match arg {
+            MethodArg::KmeansUnweighted => Self::KMeansUnweighted,
+            MethodArg::Kmeans => Self::KMeans,
+            MethodArg::Gptq => Self::Gptq,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct QuantizeArgs {
+    /// Checkpoint folder: `config.json`, safetensors, tokenizer.
+    model: PathBuf,
+    /// Store to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// How codes and tables are chosen.
+    #[arg(long, value_enum, default_value = "gptq")]
+    method: MethodArg,
+    /// Bits per weight: 1, 2, 3, 4, 6 or 8.
+    #[arg(long, default_value_t = 4)]
+    bits: u8,
+    /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Tokens per calibration window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Discard what is in the output.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+struct TargetArgs {
+    /// Quantized store.
+    store: PathBuf,
+    /// Model folder to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Name of the model, such as `Qwen/Qwen3-8B`.
+    #[arg(long, default_value = "model")]
+    name: String,
+    /// Number of chunk programs.
+    #[arg(long, default_value_t = 1)]
+    chunks: usize,
+    /// Longest context, a power of two from 256 to 16384.
+    #[arg(long, default_value_t = 4096)]
+    max_context: usize,
+    /// Layers whose hidden states a drafter reads, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    taps: Vec<usize>,
+    /// Add functions `logits_{context}_{width}` that return the logits.
+    #[arg(long)]
+    with_logits: bool,
+    /// Discard what is in the output.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+struct EvalArgs {
+    /// Checkpoint folder of the bf16 model.
+    model: PathBuf,
+    /// Quantized store, measured with dequantized weights in the teacher's graph.
+    #[arg(long)]
+    store: Option<PathBuf>,
+    /// Model folder, measured on the programs that ship.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 256)]
+    window: usize,
+    /// Tokens of each text set at most.
+    #[arg(long, default_value_t = 8192)]
+    tokens: usize,
+    /// Worker threads.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Report to write.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct PackageArgs {
+    /// Model folder.
+    folder: PathBuf,
+    /// Quality report written by `eval`.
+    #[arg(long)]
+    report: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct DemoArgs {
+    /// Where to leave checkpoint, stores and model folder.
+    #[arg(short, long, default_value = "anemone-demo")]
+    output: PathBuf,
+    /// Worker threads; the files do not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Discard what is in the output.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs a parsed command line.
+///
+/// # Errors
+/// The command's failure.
+pub fn run(cli: Cli) -> Result<(), Error> {
+    let ui = Ui::detect(cli.quiet);
+    let stop = Stop::on_signals().map_err(|e| Error::unexpected(&e))?;
+    match cli.command {
+        Command::Quantize(a) => {
+            discard(a.overwrite, &a.output)?;
+            let options = QuantizeOptions {
+                model: a.model,
+                output: a.output,
+                method: a.method.into(),
+                bits: a.bits,
+                calibration: a.calibration,
+                tokens: a.tokens,
+                window: a.window,
+                jobs: a.jobs,
+            };
+            quantize::run(&options, ui, &stop)?;
+        }
+        Command::Target(a) => {
+            discard(a.overwrite, &a.output)?;
+            let options = TargetOptions {
+                store: a.store,
+                output: a.output,
+                name: a.name,
+                chunks: a.chunks,
+                max_context: a.max_context,
+                taps: a.taps,
+                with_logits: a.with_logits,
+            };
+            target::run(&options, ui, &stop)?;
+        }
+        Command::Eval(a) => {
+            let options = EvalOptions {
+                model: a.model,
+                store: a.store,
+                folder: a.folder,
+                text: a.text,
+                window: a.window,
+                tokens: a.tokens,
+                threads: a.jobs,
+            };
+            let report = eval::run(&options, ui, &stop)?;
+            if let Some(path) = &a.output {
+                report.write(path).map_err(|e| Error::io(path, &e))?;
+            }
+            print(&if a.json {
+                serde_json::to_string_pretty(&report).map_err(|e| Error::unexpected(&e))?
+            } else {
+                report.markdown()
+            })?;
+        }
+        Command::Package(a) => {
+            let options = PackageOptions {
+                folder: a.folder,
+                report: a.report,
+            };
+            package::run(&options, ui)?;
+        }
+        Command::Verify { folder } => {
+            let manifest = verify::run(&folder, ui)?;
+            print(&format!(
+                "`{}` is whole: {} programs, {} files",
+                folder.display(),
+                manifest.chunks.len(),
+                manifest.files.len()
+            ))?;
+        }
+        Command::Inspect { path, full } => print(&inspect::run(&path, full)?)?,
+        Command::Demo(a) => {
+            discard(a.overwrite, &a.output)?;
+            let options = DemoOptions {
+                output: a.output,
+                jobs: a.jobs,
+            };
+            print(&demo::run(&options, ui, &stop)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// With `--overwrite`, removes an output that is ours.
+fn discard(overwrite: bool, output: &Path) -> Result<(), Error> {
+    if !overwrite || !output.exists() {
+        return Ok(());
+    }
+    let ours = ["anemone.json", "store.json", "matrices", "folder", "gptq.store"];
+    let empty = fs::read_dir(output).is_ok_and(|mut d| d.next().is_none());
+    if !empty && !ours.iter().any(|name| output.join(name).exists()) {
+        return Err(Error::usage(format!(
+            "`{}` was not made by anemone-convert",
+            output.display()
+        ))
+        .hint("remove it yourself, or choose another output folder"));
+    }
+    fs::remove_dir_all(output).map_err(|e| Error::io(output, &e))
+}
+
+/// Prints to standard output; a reader that went away is no failure.
+fn print(text: &str) -> Result<(), Error> {
+    match writeln!(std::io::stdout(), "{}", text.trim_end()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|e| Error::unexpected(&e)),
+    }
+}

@@ -1,0 +1,182 @@
+//! `inspect`: a readable dump of a checkpoint, a store, a program or a model folder.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use anemone_schemas::aimodel::ir::ValueId;
+use anemone_schemas::aimodel::asset;
+use anemone_schemas::aimodel::text::{self, TextOptions};
+use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::manifest::{MANIFEST_FILE, Manifest};
+use anemone_schemas::store::Store;
+
+use crate::error::Error;
+
+/// The dump; `full` prints a program's operations too.
+///
+/// # Errors
+/// If `path` is none of the four, or is damaged.
+pub fn run(path: &Path, full: bool) -> Result<String, Error> {
+    if path.join("main.mlirb").is_file() {
+        program(path, full)
+    } else if path.join(MANIFEST_FILE).is_file() {
+        folder(path)
+    } else if path.join("store.json").is_file() || path.join("matrices").is_dir() {
+        store(path)
+    } else if path.join("config.json").is_file() {
+        checkpoint(path)
+    } else {
+        Err(Error::bad_input(format!(
+            "`{}` is no checkpoint, quantized store, `.aimodel` or model folder",
+            path.display()
+        ))
+        .hint("expected `config.json`, `store.json`, `main.mlirb` or `anemone.json` in it"))
+    }
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.2} MB", bytes as f64 / 1e6)
+}
+
+fn checkpoint(path: &Path) -> Result<String, Error> {
+    let ckpt = Checkpoint::open(path)?;
+    let s = ckpt.spec();
+    let mut out = format!(
+        "checkpoint {}\n{:?}, {} layers, hidden {}, {} heads of {} ({} for keys), intermediate {}, \
+         vocabulary {}, {} positions, head {:?}\nrope {:?}\n",
+        path.display(),
+        s.architecture,
+        s.layers,
+        s.hidden,
+        s.heads,
+        s.head_dim,
+        s.kv_heads,
+        s.intermediate,
+        s.vocab,
+        s.max_position,
+        ckpt.head(),
+        s.rope,
+    );
+    for (name, _) in s.tensors() {
+        let t = ckpt.tensor(&name)?;
+        let _ = writeln!(out, "{name} {:?} {:?}", t.dtype, t.shape);
+    }
+    for ignored in ckpt.ignored() {
+        let _ = writeln!(out, "ignored: {ignored:?}");
+    }
+    for note in ckpt.notes() {
+        let _ = writeln!(out, "note: {note}");
+    }
+    Ok(out)
+}
+
+fn store(path: &Path) -> Result<String, Error> {
+    let store = Store::open(path)?;
+    let m = store.manifest();
+    let p = &m.provenance;
+    let mut out = format!(
+        "quantized store {}\nmethod {}, made by {} from checkpoint {}\n",
+        path.display(),
+        p.method,
+        p.tool,
+        p.source_fingerprint
+    );
+    let _ = writeln!(
+        out,
+        "{:<44} {:>13} {:>4} {:>12} {:>9} {:>12}",
+        "matrix", "shape", "bits", "size", "rel.err", "weighted.err"
+    );
+    for r in &m.matrices {
+        let _ = writeln!(
+            out,
+            "{:<44} {:>13} {:>4} {:>12} {:>9.5} {:>12.5e}{}",
+            r.name,
+            format!("{}x{}", r.rows, r.cols),
+            r.bits,
+            megabytes(r.bytes),
+            r.report.plain_error,
+            r.report.weighted_error,
+            r.report
+                .fallback
+                .as_ref()
+                .map_or(String::new(), |f| format!("  fallback: {f}")),
+        );
+    }
+    for d in &m.dense {
+        let _ = writeln!(out, "{:<44} {:>13} {:>17}", d.name, format!("{:?}", d.shape), megabytes(d.bytes));
+    }
+    Ok(out)
+}
+
+fn folder(path: &Path) -> Result<String, Error> {
+    let m = Manifest::read(path)?;
+    let total: u64 = m.files.values().map(|f| f.bytes).sum();
+    let mut out = format!(
+        "model folder {}\n{} ({}), {} layers, hidden {}, vocabulary {} ({} known to the tokenizer)\n\
+         weights {}, contexts {:?}, widths {:?}, {} in {} files\n",
+        path.display(),
+        m.model.name,
+        m.model.architecture,
+        m.model.layers,
+        m.model.hidden,
+        m.model.vocab,
+        m.model.tokenizer_vocab,
+        m.model.quantization,
+        m.contexts,
+        m.widths,
+        megabytes(total),
+        m.files.len()
+    );
+    for c in &m.chunks {
+        let bytes: u64 = m
+            .files
+            .iter()
+            .filter(|(p, _)| p.starts_with(&format!("{}/", c.path)))
+            .map(|(_, f)| f.bytes)
+            .sum();
+        let _ = writeln!(
+            out,
+            "{}: layers {}..{}, {} functions, taps {:?}{}, {}",
+            c.path,
+            c.layers[0],
+            c.layers[1],
+            c.functions.len(),
+            c.taps,
+            if c.head { ", output layer" } else { "" },
+            megabytes(bytes)
+        );
+    }
+    Ok(out)
+}
+
+fn program(path: &Path, full: bool) -> Result<String, Error> {
+    let module = asset::open_asset(path)?;
+    let mut out = format!("program {}\n", path.display());
+    let value = |v: ValueId| text::type_name(&module, module.ty(module.value_type(v)));
+    for g in module.graphs() {
+        let _ = writeln!(out, "{}{}", if g.private { "private " } else { "" }, g.name);
+        for (name, v) in &g.inputs {
+            let _ = writeln!(out, "  in  {}: {}", name.unwrap_or("_"), value(*v));
+        }
+        for (name, v) in &g.outputs {
+            let _ = writeln!(out, "  out {}: {}", name.unwrap_or("_"), value(*v));
+        }
+    }
+    let mut histogram: BTreeMap<&str, usize> = BTreeMap::new();
+    for g in module.graphs() {
+        for &op in &module.region(g.region).ops {
+            *histogram.entry(module.op(op).name.as_str()).or_default() += 1;
+        }
+    }
+    out.push_str("operations\n");
+    for (name, n) in histogram {
+        let _ = writeln!(out, "  {n:>6} {name}");
+    }
+    let blobs: u64 = module.blobs().iter().map(|b| b.len()).sum();
+    let _ = writeln!(out, "{} resources, {}", module.blobs().len(), megabytes(blobs));
+    if full {
+        out.push_str(&text::to_text(&module, &TextOptions::default()));
+    }
+    Ok(out)
+}

@@ -1,0 +1,12 @@
+//! One module per command; each takes plain options and returns what it made.
+
+mod card;
+pub mod demo;
+pub mod eval;
+mod files;
+pub mod inspect;
+pub mod package;
+pub mod quantize;
+pub mod target;
+pub mod text;
+pub mod verify;

@@ -1,0 +1,191 @@
+//! `target`: quantized store in, model folder of chunk programs out.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anemone_schemas::aimodel::asset::{self, Metadata};
+use anemone_schemas::atomic::AtomicDir;
+use anemone_schemas::exit::Exit;
+use anemone_schemas::manifest::{
+    Chunk, FunctionInfo, MANIFEST_VERSION, Manifest, ModelInfo, RopeTable, TableFile,
+};
+use anemone_schemas::spec::{EMBEDDING, ModelSpec};
+use anemone_schemas::store::{DenseElem, Store};
+
+use super::files::{copy_range, digest_folder};
+use super::quantize::SPEC_FILE;
+use super::text::open_tokenizer;
+use crate::error::Error;
+use crate::lower::{MASK_VALUE, function_name, lower_chunk, plan_chunks};
+use crate::stop::Stop;
+use crate::ui::Ui;
+
+/// Folder of the tokenizer files in a model folder.
+pub(super) const TOKENIZER_DIR: &str = "tokenizer";
+const EMBEDDING_FILE: &str = "embedding.f16";
+
+/// What to lower and into which programs.
+#[derive(Clone, Debug)]
+pub struct TargetOptions {
+    /// Quantized store.
+    pub store: PathBuf,
+    /// Model folder to make.
+    pub output: PathBuf,
+    /// Display name of the model.
+    pub name: String,
+    /// Number of chunk programs.
+    pub chunks: usize,
+    /// Longest context.
+    pub max_context: usize,
+    /// Layers whose hidden states leave, for a drafter.
+    pub taps: Vec<usize>,
+    /// Whether to add functions that return the logits.
+    pub with_logits: bool,
+}
+
+/// The spec a store was made with.
+///
+/// # Errors
+/// If the store lacks it or it does not parse.
+pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
+    let path = store.dir().join(SPEC_FILE);
+    let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))?;
+    serde_json::from_str(&text)
+        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
+}
+
+/// Runs the command. The folder appears whole or not at all.
+///
+/// # Errors
+/// A bad store, options out of range, or an output that exists.
+pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Error> {
+    let store = Store::open(&options.store)?;
+    let spec = store_spec(&store)?;
+    let plan = plan_chunks(
+        &spec,
+        options.chunks,
+        options.max_context,
+        &options.taps,
+        options.with_logits,
+    )?;
+    let staged = AtomicDir::create(&options.output).map_err(|e| {
+        Error::new(Exit::Usage, e.to_string())
+            .hint("choose another output folder, or pass `--overwrite`")
+    })?;
+    let stage = ui.stage("target", plan.chunks.len() + 2);
+    let mut chunks = Vec::new();
+    for (i, chunk) in plan.chunks.iter().enumerate() {
+        stop.check()?;
+        let path = format!("chunk_{i}.aimodel");
+        let module = lower_chunk(&store, &plan, chunk)?;
+        let metadata = Metadata {
+            producer: Some(crate::PRODUCER.to_string()),
+            description: Some(format!(
+                "{}: layers {} to {}",
+                options.name,
+                chunk.layers.start,
+                chunk.layers.end - 1
+            )),
+            ..Metadata::default()
+        };
+        asset::write_asset(&staged.path().join(&path), &module, &metadata)?;
+        chunks.push(Chunk {
+            path,
+            layers: [chunk.layers.start, chunk.layers.end],
+            functions: plan
+                .contexts
+                .iter()
+                .flat_map(|&context| {
+                    plan.widths.iter().map(move |&width| FunctionInfo {
+                        name: function_name(context, width),
+                        context,
+                        width,
+                    })
+                })
+                .collect(),
+            taps: chunk.taps.clone(),
+            head: chunk.head,
+        });
+        stage.step(&format!("chunk {i}"));
+    }
+    stop.check()?;
+    write_embedding(&store, &staged.path().join(EMBEDDING_FILE))?;
+    stage.step("embedding");
+    let tokenizer_dir = staged.path().join(TOKENIZER_DIR);
+    fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
+    let source = open_tokenizer(store.dir())?;
+    for name in source.files() {
+        let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
+        fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
+    }
+    let tokenizer = open_tokenizer(&tokenizer_dir)?;
+    let tokenizer_vocab = tokenizer.size();
+    tokenizer.check_fits(spec.vocab)?;
+    let provenance = &store.manifest().provenance;
+    let mut stops = tokenizer.stop_ids();
+    stops.extend(spec.eos.iter().copied());
+    stops.sort_unstable();
+    stops.dedup();
+    let manifest = Manifest {
+        format: MANIFEST_VERSION,
+        producer: crate::PRODUCER.to_string(),
+        model: ModelInfo {
+            name: options.name.clone(),
+            architecture: format!("{:?}", spec.architecture),
+            hidden: spec.hidden,
+            layers: spec.layers,
+            vocab: spec.vocab,
+            tokenizer_vocab,
+            head_dim: spec.head_dim,
+            kv_channels: spec.kv_heads * spec.head_dim,
+            tied_head: spec.tie_word_embeddings,
+            source_fingerprint: provenance.source_fingerprint.clone(),
+            quantization: quantization_name(&store),
+        },
+        embedding: TableFile {
+            path: EMBEDDING_FILE.to_string(),
+            shape: [spec.vocab, spec.hidden],
+        },
+        rope: RopeTable {
+            inv_freq: spec.rope.inv_freq(spec.head_dim),
+            attention_factor: spec.rope.attention_factor(),
+        },
+        mask_value: MASK_VALUE,
+        stop: stops,
+        chunks,
+        contexts: plan.contexts.clone(),
+        widths: plan.widths.clone(),
+        offset_multiple: 4,
+        files: BTreeMap::new(),
+    };
+    let manifest = finish(manifest, staged.path())?;
+    stage.step("manifest");
+    staged.commit().map_err(|e| Error::io(&options.output, &e))?;
+    Ok(manifest)
+}
+
+/// Records the digests of all files and writes the manifest.
+pub(super) fn finish(mut manifest: Manifest, folder: &Path) -> Result<Manifest, Error> {
+    manifest.files = digest_folder(folder).map_err(|e| Error::io(folder, &e))?;
+    manifest.write(folder).map_err(|e| Error::io(folder, &e))?;
+    Ok(manifest)
+}
+
+fn write_embedding(store: &Store, to: &Path) -> Result<(), Error> {
+    let table = store.dense(EMBEDDING)?;
+    if table.elem != DenseElem::F16 {
+        return Err(Error::bad_input(format!(
+            "`{EMBEDDING}` of `{}` is not fp16",
+            store.dir().display()
+        )));
+    }
+    copy_range(&table.path, table.offset, table.len, to).map_err(|e| Error::io(&table.path, &e))
+}
+
+/// Name of a store's quantization, such as `lut4-g32 gptq`.
+pub(super) fn quantization_name(store: &Store) -> String {
+    let m = store.manifest();
+    let (bits, group) = m.matrices.first().map_or((4, 32), |r| (r.bits, r.group_rows));
+    format!("lut{bits}-g{group} {}", m.provenance.method)
+}

@@ -1,0 +1,79 @@
+//! One decoder layer on `[1, D, 1, w]`.
+
+use anemone_schemas::aimodel::build::GraphBuilder;
+use anemone_schemas::aimodel::ir::ValueId;
+
+use super::attention::Context;
+use super::weights::LinearWeights;
+
+/// The weights of one decoder layer, registered with a module.
+pub(super) struct LayerWeights {
+    pub(super) input_norm: Vec<f32>,
+    pub(super) q: LinearWeights,
+    pub(super) k: LinearWeights,
+    pub(super) v: LinearWeights,
+    pub(super) o: LinearWeights,
+    pub(super) q_norm: Vec<f32>,
+    pub(super) k_norm: Vec<f32>,
+    pub(super) post_norm: Vec<f32>,
+    pub(super) gate: LinearWeights,
+    pub(super) up: LinearWeights,
+    pub(super) down: LinearWeights,
+}
+
+/// RMSNorm over `axis` of a rank-4 value, with one weight per place on that axis:
+/// `x * rsqrt(mean(x^2) + eps) * weight`.
+pub(super) fn rms_norm(
+    g: &mut GraphBuilder<'_>,
+    x: ValueId,
+    axis: usize,
+    weight: &[f32],
+    eps: f64,
+) -> ValueId {
+    let square = g.binary("mul", x, x);
+    let mean = g.reduce_mean(square, &[axis]);
+    let eps = g.f16_scalar(eps as f32);
+    let shifted = g.broadcasting("add", mean, eps);
+    let inverse = g.unary("rsqrt", shifted);
+    let normed = g.broadcasting("mul", x, inverse);
+    let mut shape = [1; 4];
+    shape[axis] = weight.len();
+    let weight = g.f16s(weight, &shape);
+    g.broadcasting("mul", normed, weight)
+}
+
+/// Attention and MLP with their residuals; `slot` is the layer's place in the
+/// chunk's caches.
+pub(super) fn decoder_layer(
+    g: &mut GraphBuilder<'_>,
+    ctx: &mut Context<'_>,
+    weights: &LayerWeights,
+    slot: usize,
+    x: ValueId,
+) -> ValueId {
+    let spec = ctx.shape().spec;
+    let w = ctx.shape().width;
+    let (heads, groups, d) = (spec.heads, spec.kv_heads, spec.head_dim);
+
+    let normed = rms_norm(g, x, 1, &weights.input_norm, spec.rms_eps);
+    let q = weights.q.conv(g, normed);
+    let k = weights.k.conv(g, normed);
+    let v = weights.v.conv(g, normed);
+    let q = g.reshape(q, &[1, heads, d, w]);
+    let k = g.reshape(k, &[1, groups, d, w]);
+    let q = rms_norm(g, q, 2, &weights.q_norm, spec.rms_eps);
+    let k = rms_norm(g, k, 2, &weights.k_norm, spec.rms_eps);
+    let q = ctx.rotate(g, q, heads);
+    let k = ctx.rotate(g, k, groups);
+    let attended = ctx.attend(g, slot, [q, k, v]);
+    let projected = weights.o.conv(g, attended);
+    let x = g.binary("add", x, projected);
+
+    let normed = rms_norm(g, x, 1, &weights.post_norm, spec.rms_eps);
+    let gate = weights.gate.conv(g, normed);
+    let up = weights.up.conv(g, normed);
+    let gate = g.silu(gate);
+    let product = g.binary("mul", gate, up);
+    let down = weights.down.conv(g, product);
+    g.binary("add", x, down)
+}

@@ -1,0 +1,596 @@
+//! Lookup-table matrices: a table of 2^`bits` f16 values for every group of rows,
+//! and one index per weight.
+//!
+//! This is the operand pair of Core AI's `lut_to_dense`: for a convolution weight
+//! `[O, I, 1, 1]` with groups of `G` output channels the indices are `ui4[O, I, 1, 1]`
+//! and the tables `f16[O/G, 1, 1, 1, 16, 1]`. Both parts are kept in the byte
+//! layout of a Core AI resource, so that lowering copies them and converts nothing:
+//!
+//! ```text
+//! indices  row-major stream of `bits`-bit numbers, least significant bit first, without
+//!          padding between rows: index i is bits [i*b, (i+1)*b), bit k is bit k%8 of byte k/8
+//! tables   group-major, little-endian f16, ascending within a table
+//! ```
+//!
+//! On disk a matrix is a 64-byte header and the two parts, each at a multiple of 64 bytes:
+//!
+//! ```text
+//!  0  [u8; 8]  magic "ANEMOLUT"      24  u64  columns
+//!  8  u32      version (1)           32  u64  rows per group
+//! 12  u32      bits per index        40  u64  bytes of the tables
+//! 16  u64      rows                  48  u64  bytes of the indices
+//!                                    56  u64  zero
+//! ```
+
+use std::io::{self, Write};
+
+use half::f16;
+
+/// Index widths that Core AI has an integer type for.
+pub const BITS: [u8; 6] = [1, 2, 3, 4, 6, 8];
+
+/// Rows that share a table in the folders Anemone makes.
+pub const DEFAULT_GROUP_ROWS: usize = 32;
+
+/// Bytes of the header of a stored matrix.
+pub const HEADER_LEN: usize = 64;
+
+const MAGIC: [u8; 8] = *b"ANEMOLUT";
+const VERSION: u32 = 1;
+const ALIGN: u64 = 64;
+
+/// Why bytes or parts are not a lookup-table matrix.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LutError {
+    /// The file is shorter than its header.
+    #[error("{found} bytes are too few for the {HEADER_LEN}-byte header of a lookup-table matrix")]
+    Truncated {
+        /// Bytes there are.
+        found: usize,
+    },
+    /// Another kind of file.
+    #[error("no lookup-table matrix: the file starts with {found:02x?} instead of `ANEMOLUT`")]
+    Magic {
+        /// The first eight bytes.
+        found: [u8; 8],
+    },
+    /// Written by a later version of the tools.
+    #[error(
+        "version {found} of the lookup-table matrix format is unknown, this program reads version {VERSION}"
+    )]
+    Version {
+        /// The version in the header.
+        found: u32,
+    },
+    /// An index width without a Core AI type.
+    #[error("{found} bits per index are not supported, expected one of {BITS:?}")]
+    Bits {
+        /// The width asked for.
+        found: u64,
+    },
+    /// No rows, no columns or no rows in a group, or more than memory can address.
+    #[error(
+        "a matrix of {rows} x {cols} in groups of {group_rows} rows is empty or too large to address"
+    )]
+    Shape {
+        /// Rows.
+        rows: u64,
+        /// Columns.
+        cols: u64,
+        /// Rows per table.
+        group_rows: u64,
+    },
+    /// A part that does not have the length its shape asks for.
+    #[error("{part} of a {rows} x {cols} matrix: expected {expected} bytes, found {found}")]
+    Length {
+        /// `tables`, `indices`, `codes` or `file`.
+        part: &'static str,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+        /// What the shape asks for.
+        expected: u64,
+        /// What is there.
+        found: u64,
+    },
+    /// A table value that is infinite or not a number.
+    #[error("entry {entry} of table {group} is {value}, expected a finite f16 value")]
+    NotFinite {
+        /// Which table.
+        group: usize,
+        /// Which value of it.
+        entry: usize,
+        /// The value.
+        value: f32,
+    },
+    /// A table whose values do not ascend.
+    #[error("entry {entry} of table {group} is smaller than the one before it, tables must ascend")]
+    NotAscending {
+        /// Which table.
+        group: usize,
+        /// Which value of it.
+        entry: usize,
+    },
+    /// An index beyond its table.
+    #[error("index {value} of weight {position} does not fit into {bits} bits")]
+    Code {
+        /// Row-major position of the weight.
+        position: usize,
+        /// The index found.
+        value: u8,
+        /// Bits per index.
+        bits: u8,
+    },
+}
+
+/// Shape of a lookup-table matrix; everything else about its layout follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LutShape {
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Bits per index, one of [`BITS`].
+    pub bits: u8,
+    /// Rows that share a table. The last group may have fewer rows; Core AI can
+    /// only express matrices where it does not ([`LutShape::has_equal_groups`]).
+    pub group_rows: usize,
+}
+
+impl LutShape {
+    /// Checks the numbers, and that all sizes derived from them fit into memory.
+    ///
+    /// # Errors
+    /// [`LutError::Bits`] or [`LutError::Shape`].
+    pub fn new(rows: usize, cols: usize, bits: u8, group_rows: usize) -> Result<Self, LutError> {
+        if !BITS.contains(&bits) {
+            return Err(LutError::Bits { found: bits.into() });
+        }
+        let addressable = rows
+            .checked_mul(cols)
+            .and_then(|n| n.checked_mul(8))
+            .is_some_and(|n| isize::try_from(n).is_ok())
+            && rows
+                .checked_mul(2 << bits)
+                .is_some_and(|n| isize::try_from(n).is_ok());
+        if !addressable || rows == 0 || cols == 0 || group_rows == 0 {
+            return Err(LutError::Shape {
+                rows: rows as u64,
+                cols: cols as u64,
+                group_rows: group_rows as u64,
+            });
+        }
+        Ok(Self {
+            rows,
+            cols,
+            bits,
+            group_rows,
+        })
+    }
+
+    /// Number of tables.
+    pub fn groups(&self) -> usize {
+        self.rows.div_ceil(self.group_rows)
+    }
+
+    /// Values per table.
+    pub fn entries(&self) -> usize {
+        1 << self.bits
+    }
+
+    /// Whether every table serves the same number of rows, as `lut_to_dense` asks.
+    pub fn has_equal_groups(&self) -> bool {
+        self.rows.is_multiple_of(self.group_rows)
+    }
+
+    /// Bytes of all tables.
+    pub fn tables_len(&self) -> usize {
+        self.groups() * self.entries() * size_of::<u16>()
+    }
+
+    /// Bytes of the packed indices.
+    pub fn indices_len(&self) -> usize {
+        packed_len(self.rows * self.cols, self.bits)
+    }
+
+    /// Offset of the tables in a stored matrix.
+    pub fn tables_offset(&self) -> u64 {
+        HEADER_LEN as u64
+    }
+
+    /// Offset of the indices in a stored matrix.
+    pub fn indices_offset(&self) -> u64 {
+        (self.tables_offset() + self.tables_len() as u64).next_multiple_of(ALIGN)
+    }
+
+    /// Bytes of a stored matrix.
+    pub fn file_len(&self) -> u64 {
+        self.indices_offset() + self.indices_len() as u64
+    }
+
+    /// Reads the header of a stored matrix; `file_len` is the length of the whole file.
+    ///
+    /// # Errors
+    /// Any header this version would not have written, or a file of another length.
+    pub fn read_header(header: &[u8], file_len: u64) -> Result<Self, LutError> {
+        let (Some(header), Some(magic)) = (header.get(..HEADER_LEN), header.first_chunk()) else {
+            return Err(LutError::Truncated {
+                found: header.len(),
+            });
+        };
+        if *magic != MAGIC {
+            return Err(LutError::Magic { found: *magic });
+        }
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        if u32_at(8) != VERSION {
+            return Err(LutError::Version { found: u32_at(8) });
+        }
+        let bits = u8::try_from(u32_at(12)).map_err(|_| LutError::Bits {
+            found: u32_at(12).into(),
+        })?;
+        let [rows, cols, group_rows] = [u64_at(16), u64_at(24), u64_at(32)];
+        let too_large = |_| LutError::Shape {
+            rows,
+            cols,
+            group_rows,
+        };
+        let shape = Self::new(
+            usize::try_from(rows).map_err(too_large)?,
+            usize::try_from(cols).map_err(too_large)?,
+            bits,
+            usize::try_from(group_rows).map_err(too_large)?,
+        )?;
+        shape.expect("tables", shape.tables_len() as u64, u64_at(40))?;
+        shape.expect("indices", shape.indices_len() as u64, u64_at(48))?;
+        shape.expect("file", shape.file_len(), file_len)?;
+        Ok(shape)
+    }
+
+    fn header(&self) -> [u8; HEADER_LEN] {
+        let mut header = [0; HEADER_LEN];
+        header[..8].copy_from_slice(&MAGIC);
+        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        header[12..16].copy_from_slice(&u32::from(self.bits).to_le_bytes());
+        let fields = [
+            self.rows,
+            self.cols,
+            self.group_rows,
+            self.tables_len(),
+            self.indices_len(),
+        ];
+        for (slot, value) in header[16..].chunks_exact_mut(8).zip(fields) {
+            slot.copy_from_slice(&(value as u64).to_le_bytes());
+        }
+        header
+    }
+
+    fn expect(&self, part: &'static str, expected: u64, found: u64) -> Result<(), LutError> {
+        if expected == found {
+            return Ok(());
+        }
+        Err(LutError::Length {
+            part,
+            rows: self.rows,
+            cols: self.cols,
+            expected,
+            found,
+        })
+    }
+}
+
+/// A matrix of indices into tables. See the [module](self) for the layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LutMatrix {
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Bits per index, one of [`BITS`].
+    pub bits: u8,
+    /// Rows that share a table; the last group may have fewer.
+    pub group_rows: usize,
+    /// f16 bit patterns, 2^`bits` ascending values per group of rows.
+    pub tables: Vec<u16>,
+    /// The packed indices.
+    pub indices: Vec<u8>,
+}
+
+impl LutMatrix {
+    /// Packs one index per weight (row-major `codes`).
+    ///
+    /// # Errors
+    /// Parts that do not fit the shape, an index beyond the table, or a table that
+    /// is not finite and ascending.
+    pub fn from_codes(shape: LutShape, tables: Vec<u16>, codes: &[u8]) -> Result<Self, LutError> {
+        let count = shape.rows * shape.cols;
+        shape.expect("codes", count as u64, codes.len() as u64)?;
+        if let Some(position) = codes.iter().position(|&c| (c as usize) >= shape.entries()) {
+            return Err(LutError::Code {
+                position,
+                value: codes[position],
+                bits: shape.bits,
+            });
+        }
+        Self::from_parts(shape, tables, pack(codes, shape.bits))
+    }
+
+    /// Puts a matrix together from tables and packed indices.
+    ///
+    /// # Errors
+    /// Parts that do not fit the shape, or a table that is not finite and ascending.
+    pub fn from_parts(
+        shape: LutShape,
+        tables: Vec<u16>,
+        indices: Vec<u8>,
+    ) -> Result<Self, LutError> {
+        let table_bytes = tables.len() as u64 * 2;
+        shape.expect("tables", shape.tables_len() as u64, table_bytes)?;
+        shape.expect("indices", shape.indices_len() as u64, indices.len() as u64)?;
+        for (group, table) in tables.chunks_exact(shape.entries()).enumerate() {
+            check_table(group, table)?;
+        }
+        Ok(Self {
+            rows: shape.rows,
+            cols: shape.cols,
+            bits: shape.bits,
+            group_rows: shape.group_rows,
+            tables,
+            indices,
+        })
+    }
+
+    /// Reads a whole stored matrix.
+    ///
+    /// # Errors
+    /// Anything that [`LutMatrix::write_to`] would not have written.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, LutError> {
+        let shape = LutShape::read_header(bytes, bytes.len() as u64)?;
+        let part = |offset: u64, len: usize| &bytes[offset as usize..][..len];
+        let tables = part(shape.tables_offset(), shape.tables_len())
+            .chunks_exact(2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]))
+            .collect();
+        let indices = part(shape.indices_offset(), shape.indices_len()).to_vec();
+        Self::from_parts(shape, tables, indices)
+    }
+
+    /// Writes header, tables and indices.
+    ///
+    /// # Errors
+    /// Any error of `out`.
+    pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        let shape = self.shape();
+        out.write_all(&shape.header())?;
+        let tables: Vec<u8> = self.tables.iter().flat_map(|v| v.to_le_bytes()).collect();
+        out.write_all(&tables)?;
+        let end = shape.tables_offset() + tables.len() as u64;
+        let padding = [0; ALIGN as usize];
+        out.write_all(&padding[..(shape.indices_offset() - end) as usize])?;
+        out.write_all(&self.indices)
+    }
+
+    /// The shape alone.
+    pub fn shape(&self) -> LutShape {
+        LutShape {
+            rows: self.rows,
+            cols: self.cols,
+            bits: self.bits,
+            group_rows: self.group_rows,
+        }
+    }
+
+    /// One index per weight, row-major.
+    pub fn codes(&self) -> Vec<u8> {
+        unpack(&self.indices, self.bits, 0, self.rows * self.cols)
+    }
+
+    /// The table of a group, widened.
+    pub fn table(&self, group: usize) -> Vec<f32> {
+        let entries = self.shape().entries();
+        self.tables[group * entries..][..entries]
+            .iter()
+            .map(|&bits| f16::from_bits(bits).to_f32())
+            .collect()
+    }
+
+    /// Writes the weights of row `row` to `out`, which has one place per column.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        let table = self.table(row / self.group_rows);
+        let codes = unpack(&self.indices, self.bits, row * self.cols, self.cols);
+        for (out, code) in out.iter_mut().zip(codes) {
+            *out = table[code as usize];
+        }
+    }
+
+    /// All weights, row-major: what `lut_to_dense` computes.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows * self.cols];
+        for (row, out) in out.chunks_exact_mut(self.cols).enumerate() {
+            self.dequantize_row(row, out);
+        }
+        out
+    }
+}
+
+/// Bytes that `count` indices of `bits` bits take.
+pub fn packed_len(count: usize, bits: u8) -> usize {
+    (count * bits as usize).div_ceil(8)
+}
+
+/// Packs indices, each below 2^`bits`, into the bit stream of a Core AI resource.
+pub fn pack(codes: &[u8], bits: u8) -> Vec<u8> {
+    match bits {
+        8 => codes.to_vec(),
+        4 => codes
+            .chunks(2)
+            .map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 4))
+            .collect(),
+        _ => {
+            let mut out = vec![0; packed_len(codes.len(), bits)];
+            for (i, &code) in codes.iter().enumerate() {
+                let at = i * bits as usize;
+                let straddling = u16::from(code) << (at % 8);
+                out[at / 8] |= straddling as u8;
+                if at % 8 + bits as usize > 8 {
+                    out[at / 8 + 1] |= (straddling >> 8) as u8;
+                }
+            }
+            out
+        }
+    }
+}
+
+/// The `count` indices from `start` on of a bit stream made by [`pack`].
+///
+/// # Panics
+/// If the stream ends before that.
+pub fn unpack(packed: &[u8], bits: u8, start: usize, count: usize) -> Vec<u8> {
+    let mask = u16::MAX >> (16 - bits);
+    (start..start + count)
+        .map(|i| {
+            let at = i * bits as usize;
+            let low = u16::from(packed[at / 8]);
+            let high = if at % 8 + bits as usize > 8 {
+                u16::from(packed[at / 8 + 1])
+            } else {
+                0
+            };
+            ((low | high << 8) >> (at % 8) & mask) as u8
+        })
+        .collect()
+}
+
+fn check_table(group: usize, table: &[u16]) -> Result<(), LutError> {
+    let mut before = f32::NEG_INFINITY;
+    for (entry, &bits) in table.iter().enumerate() {
+        let value = f16::from_bits(bits).to_f32();
+        if !value.is_finite() {
+            return Err(LutError::NotFinite {
+                group,
+                entry,
+                value,
+            });
+        }
+        if value < before {
+            return Err(LutError::NotAscending { group, entry });
+        }
+        before = value;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ramp(groups: usize, bits: u8) -> Vec<u16> {
+        (0..groups)
+            .flat_map(|g| (0..1 << bits).map(move |k| (g * 1000 + k) as f32 / 64.0))
+            .map(|v| f16::from_f32(v).to_bits())
+            .collect()
+    }
+
+    #[test]
+    fn indices_are_a_bit_stream_with_the_least_significant_bit_first() {
+        // Worked by hand from the layout of sub-byte resources.
+        assert_eq!(pack(&[1, 0, 1, 1, 0, 0, 0, 1, 1], 1), [0b1000_1101, 1]);
+        assert_eq!(pack(&[1, 2, 3, 0, 2], 2), [0b0011_1001, 0b10]);
+        assert_eq!(
+            pack(&[0b001, 0b010, 0b111, 0b100], 3),
+            [0b1101_0001, 0b1001]
+        );
+        assert_eq!(pack(&[0x1, 0xf, 0x2], 4), [0xf1, 0x02]);
+        assert_eq!(pack(&[0b11_1111, 0b00_0001], 6), [0b0111_1111, 0]);
+        assert_eq!(pack(&[7, 255], 8), [7, 255]);
+    }
+
+    proptest! {
+        #[test]
+        fn unpacking_gives_back_what_was_packed(
+            which in 0..BITS.len(), raw in prop::collection::vec(any::<u8>(), 0..99), skip in 0usize..9
+        ) {
+            let bits = BITS[which];
+            let codes: Vec<u8> = raw.iter().map(|c| c & (u8::MAX >> (8 - bits))).collect();
+            let packed = pack(&codes, bits);
+            prop_assert_eq!(packed.len(), packed_len(codes.len(), bits));
+            let skip = skip.min(codes.len());
+            prop_assert_eq!(&unpack(&packed, bits, skip, codes.len() - skip), &codes[skip..]);
+        }
+
+        #[test]
+        fn a_damaged_file_is_refused_and_never_panics(at in 0usize..200, byte: u8, cut in 0usize..200) {
+            let shape = LutShape::new(5, 7, 3, 2).unwrap();
+            let matrix = LutMatrix::from_codes(shape, ramp(3, 3), &[3; 35]).unwrap();
+            let mut bytes = Vec::new();
+            matrix.write_to(&mut bytes).unwrap();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            // A changed index or table value can still be a matrix; a shape can not change.
+            if let Ok(read) = LutMatrix::from_bytes(&bytes) {
+                prop_assert_eq!(read.shape(), shape);
+            }
+            bytes.truncate(cut.min(bytes.len() - 1));
+            prop_assert!(LutMatrix::from_bytes(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn every_width_and_a_short_last_group_survive_the_file() {
+        for bits in BITS {
+            let shape = LutShape::new(70, 9, bits, 32).unwrap();
+            assert!(!shape.has_equal_groups());
+            let codes: Vec<u8> = (0..630u32).map(|i| (i * 37 % (1 << bits)) as u8).collect();
+            let matrix = LutMatrix::from_codes(shape, ramp(3, bits), &codes).unwrap();
+            let mut bytes = Vec::new();
+            matrix.write_to(&mut bytes).unwrap();
+            assert_eq!(bytes.len() as u64, shape.file_len());
+            assert_eq!(shape.indices_offset() % 64, 0);
+            let read = LutMatrix::from_bytes(&bytes).unwrap();
+            assert_eq!(read, matrix);
+            assert_eq!(read.codes(), codes);
+            let dense = read.dequantize();
+            for (i, &code) in codes.iter().enumerate() {
+                let group = i / 9 / 32;
+                let expected = f16::from_f32((group * 1000 + code as usize) as f32 / 64.0);
+                assert_eq!(dense[i].to_bits(), expected.to_f32().to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_parts_are_named() {
+        let shape = LutShape::new(4, 4, 4, 2).unwrap();
+        let error = |tables, codes: &[u8]| {
+            LutMatrix::from_codes(shape, tables, codes)
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(
+            error(ramp(1, 4), &[0; 16]),
+            "tables of a 4 x 4 matrix: expected 64 bytes, found 32"
+        );
+        assert_eq!(
+            error(ramp(2, 4), &[16; 16]),
+            "index 16 of weight 0 does not fit into 4 bits"
+        );
+        let mut descending = ramp(2, 4);
+        descending.swap(17, 18);
+        assert!(error(descending, &[0; 16]).starts_with("entry 2 of table 1 is smaller"));
+        let mut infinite = ramp(2, 4);
+        infinite[31] = f16::INFINITY.to_bits();
+        assert!(error(infinite, &[0; 16]).starts_with("entry 15 of table 1 is inf"));
+        assert!(matches!(
+            LutShape::new(4, 4, 5, 2),
+            Err(LutError::Bits { found: 5 })
+        ));
+        assert!(matches!(
+            LutShape::new(usize::MAX, 4, 4, 2),
+            Err(LutError::Shape { .. })
+        ));
+    }
+}
