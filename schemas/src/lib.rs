@@ -3,4 +3,7 @@
 
 pub mod aimodel;
 pub mod atomic;
+pub mod checkpoint;
 pub mod mapped;
+pub mod spec;
+pub mod tokenizer;
