@@ -49,12 +49,16 @@
 
 mod activations;
 pub mod convert;
+mod gemm;
 mod matmul;
 mod pool;
 mod scalar;
+mod slices;
 mod weights;
 
 pub use activations::Activations;
+pub(crate) use gemm::{Operand, Product, Real, batch, transposes};
 pub use matmul::{Layout, dense_matmul, lut_matmul};
 pub use pool::Pool;
+pub(crate) use slices::{narrow, widen};
 pub use weights::{DenseValues, DenseWeights, LutWeights, WeightsError};
