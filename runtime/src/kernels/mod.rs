@@ -48,13 +48,26 @@
 //! trait and instantiated per instruction set.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod convert;
 mod matmul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod panel;
 mod pool;
+mod portable;
+mod rows;
 mod scalar;
+mod simd;
+#[cfg(test)]
+mod twin_tests;
 mod weights;
 
 pub use activations::Activations;
 pub use matmul::{Layout, dense_matmul, lut_matmul};
 pub use pool::Pool;
+pub use simd::isa_name;
 pub use weights::{DenseValues, DenseWeights, LutWeights, WeightsError};
