@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use anemone_schemas::aimodel::asset::AssetError;
+use anemone_schemas::aimodel::check::CheckError;
 use anemone_schemas::aimodel::ir::Elem;
 use thiserror::Error;
 
@@ -36,8 +38,11 @@ pub enum ProgramError {
         path: PathBuf,
         /// Why.
         #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Box<AssetError>,
     },
+    /// The program breaks a rule of the format.
+    #[error(transparent)]
+    Check(#[from] CheckError),
     /// There is no such public function.
     #[error("no function named `{name}`; the program has {}", list(available))]
     NoFunction {

@@ -61,11 +61,34 @@ pub(crate) struct Shared {
 }
 
 impl Program {
+    /// Opens an `.aimodel` folder; calls run on one thread per core.
+    ///
+    /// # Errors
+    /// If the folder cannot be decoded or a function's interface is not usable.
+    pub fn open(asset: &Path) -> Result<Self, ProgramError> {
+        Self::open_with(asset, Arc::new(Pool::new(0)))
+    }
+
+    /// As [`Program::open`], with the threads to run on.
+    ///
+    /// # Errors
+    /// As [`Program::open`].
+    pub fn open_with(asset: &Path, pool: Arc<Pool>) -> Result<Self, ProgramError> {
+        let module = anemone_schemas::aimodel::asset::open_asset(asset).map_err(|e| {
+            ProgramError::Open {
+                path: asset.to_path_buf(),
+                source: Box::new(e),
+            }
+        })?;
+        Self::from_module(module, pool)
+    }
+
     /// A program that is in memory.
     ///
     /// # Errors
-    /// If a function's interface is not usable.
+    /// If the program is not well formed or a function's interface not usable.
     pub fn from_module(module: Module, pool: Arc<Pool>) -> Result<Self, ProgramError> {
+        anemone_schemas::aimodel::check::check(&module)?;
         let functions = module
             .graphs()
             .iter()

@@ -1,12 +1,13 @@
 //! Weight matrices times packed activations.
 
-#![expect(unsafe_code, reason = "tasks write disjoint parts of one output")]
-
 use super::activations::Activations;
+use super::panel::{Panel, Scratch, TILE};
 use super::pool::{Pool, Shards};
-use super::scalar;
+use super::rows::Rows;
+use super::simd::Isa;
 use super::weights::{DenseWeights, LutWeights};
 use half::f16;
+use std::cell::RefCell;
 
 /// Where the product of row `r` and token `t` goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,13 +25,6 @@ pub enum Layout {
 }
 
 impl Layout {
-    pub(super) fn at(self, row: usize, token: usize) -> usize {
-        match self {
-            Self::RowMajor { stride } => token * stride + row,
-            Self::ChannelMajor { stride } => row * stride + token,
-        }
-    }
-
     /// Checks that a `rows` by `tokens` product fits `len` elements and that no
     /// two of its elements share a place.
     fn check(self, rows: usize, tokens: usize, len: usize) {
@@ -52,6 +46,10 @@ impl Layout {
     }
 }
 
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
+}
+
 /// Multiplies a lookup-table matrix with packed tokens.
 ///
 /// `out[r, t] = f16(sum over k of w[r][k] * x[t][k])`, summed in f32 in the
@@ -62,22 +60,7 @@ impl Layout {
 ///
 /// When `x` has another number of columns than `w`, or `out` is too short.
 pub fn lut_matmul(pool: &Pool, w: &LutWeights, x: &Activations, out: &mut [f16], layout: Layout) {
-    assert_eq!(
-        w.cols,
-        x.cols(),
-        "columns of the weights and of the activations"
-    );
-    layout.check(w.rows, x.tokens(), out.len());
-    let out = Shards::new(out);
-    pool.run(w.rows, |row| {
-        for token in 0..x.tokens() {
-            let weight = |k| if k < w.cols { w.get(row, k) } else { 0.0 };
-            let value = scalar::narrow(scalar::dot(weight, x, token));
-            // SAFETY: a task writes the elements of its own row, which
-            // `Layout::check` keeps apart from those of other rows.
-            unsafe { out.write(layout.at(row, token), value) };
-        }
-    });
+    matmul(Isa::detect(), pool, Rows::Lut(*w), x, out, layout);
 }
 
 /// Multiplies a dense matrix with packed tokens, as [`lut_matmul`].
@@ -92,21 +75,47 @@ pub fn dense_matmul(
     out: &mut [f16],
     layout: Layout,
 ) {
+    matmul(Isa::detect(), pool, Rows::Dense(*w), x, out, layout);
+}
+
+pub(super) fn matmul(
+    isa: Isa,
+    pool: &Pool,
+    rows: Rows,
+    x: &Activations,
+    out: &mut [f16],
+    layout: Layout,
+) {
     assert_eq!(
-        w.cols,
+        rows.cols(),
         x.cols(),
         "columns of the weights and of the activations"
     );
-    layout.check(w.rows, x.tokens(), out.len());
+    layout.check(rows.rows(), x.tokens(), out.len());
+    if x.tokens() == 0 {
+        return;
+    }
     let out = Shards::new(out);
-    pool.run(w.rows, |row| {
-        for token in 0..x.tokens() {
-            let weight = |k| if k < w.cols { w.get(row, k) } else { 0.0 };
-            let sum = scalar::dot(weight, x, token);
-            let value = scalar::narrow(w.scale(row).map_or(sum, |scale| sum * scale));
-            // SAFETY: a task writes the elements of its own row, which
-            // `Layout::check` keeps apart from those of other rows.
-            unsafe { out.write(layout.at(row, token), value) };
-        }
+    // Tasks of roughly equal work, far more of them than threads.
+    let work = TASK_WEIGHTS / x.tokens().div_ceil(4);
+    let share = (work / rows.cols().max(1)).next_multiple_of(TILE).max(TILE);
+    pool.run(rows.rows().div_ceil(share), |task| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let first = task * share;
+            let end = rows.rows().min(first + share);
+            isa.run(Panel {
+                rows,
+                first,
+                end,
+                x,
+                out,
+                layout,
+                scratch,
+            });
+        });
     });
 }
+
+/// Weights per task at up to four tokens: 128 KiB of 4-bit indices, which take
+/// about ten microseconds.
+const TASK_WEIGHTS: usize = 1 << 18;

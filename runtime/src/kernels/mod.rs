@@ -48,17 +48,30 @@
 //! trait and instantiated per instruction set.
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod convert;
 mod gemm;
 mod matmul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod panel;
 mod pool;
+mod portable;
+mod rows;
 mod scalar;
+mod simd;
 mod slices;
+#[cfg(test)]
+mod twin_tests;
 mod weights;
 
 pub use activations::Activations;
 pub(crate) use gemm::{Operand, Product, Real, batch, transposes};
 pub use matmul::{Layout, dense_matmul, lut_matmul};
 pub use pool::Pool;
+pub use simd::isa_name;
 pub(crate) use slices::{narrow, widen};
 pub use weights::{DenseValues, DenseWeights, LutWeights, WeightsError};
