@@ -160,7 +160,12 @@ impl Simd for Avx2 {
         })
     }
     #[inline(always)]
-    unsafe fn lookup<const BITS: usize>(self, table: *const f32, i: Self::I) -> Self::V {
+    unsafe fn lookup<const BITS: usize>(
+        self,
+        first: Self::V,
+        table: *const f32,
+        i: Self::I,
+    ) -> Self::V {
         avx2!(if BITS <= 4 {
             // A permute reads the low three bits; bit 3, moved to the sign,
             // chooses between the halves of the table.

@@ -137,10 +137,15 @@ impl Simd for Avx512 {
         avx512!(_mm512_srl_epi32(i, _mm_cvtsi32_si128(n as i32)))
     }
     #[inline(always)]
-    unsafe fn lookup<const BITS: usize>(self, table: *const f32, i: __m512i) -> __m512 {
+    unsafe fn lookup<const BITS: usize>(
+        self,
+        first: __m512,
+        table: *const f32,
+        i: __m512i,
+    ) -> __m512 {
         avx512!(match BITS {
             // Reads the low four bits of every lane.
-            1..=4 => _mm512_permutexvar_ps(i, _mm512_loadu_ps(table)),
+            1..=4 => _mm512_permutexvar_ps(i, first),
             // Reads the low five bits; bit 5 chooses between the halves.
             6 => {
                 let entries = |at: usize| _mm512_loadu_ps(table.add(at));

@@ -60,6 +60,7 @@ mod neon;
 mod panel;
 mod pool;
 mod portable;
+pub mod roofline;
 mod rows;
 mod scalar;
 mod simd;

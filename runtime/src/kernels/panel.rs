@@ -19,7 +19,7 @@
 //! from memory once, sequentially within its row; the line that the same row
 //! needs for the next four blocks is asked for as the current one is decoded.
 //!
-//! Up to four tokens there is too little arithmetic to pay for writing decoded
+//! Up to eight tokens there is too little arithmetic to pay for writing decoded
 //! weights and reading them back. There, 4-bit weights go from a table lookup
 //! straight into the multiply-add ([`narrow`]), several rows at once because a
 //! multiply-add takes four cycles and two can start in each.
@@ -40,6 +40,10 @@ pub(super) const TILE: usize = LANES;
 const DEPTH: usize = 4;
 /// Tokens that share decoded weights.
 const CHUNK: usize = 64;
+/// The most tokens of a narrow product.
+const NARROW_TOKENS: usize = 8;
+/// Rows that a narrow product takes through all tokens before the next ones.
+const NARROW_ROWS: usize = 8;
 /// Bytes by which narrow kernels prefetch ahead in each row.
 const AHEAD: usize = 1024;
 
@@ -87,7 +91,7 @@ impl Kernel for Panel<'_> {
             for chunk in (0..tokens).step_by(CHUNK) {
                 let count = CHUNK.min(tokens - chunk);
                 match self.narrow_weights(s) {
-                    Some(w) => self.narrow_tile(s, &w, first, end, chunk),
+                    Some(w) => self.narrow_tile(s, &w, first, end),
                     None => self.wide_tile(s, first, end, chunk, count),
                 }
                 self.finish(s, first, end, chunk, count);
@@ -105,7 +109,7 @@ impl<'a> Panel<'a> {
                 if S::LOOKUP_IN_REGISTERS
                     && w.bits == 4
                     && w.cols.is_multiple_of(2)
-                    && self.x.tokens() <= 4 =>
+                    && self.x.tokens() <= NARROW_TOKENS =>
             {
                 Some(w)
             }
@@ -124,20 +128,21 @@ impl<'a> Panel<'a> {
         } = &mut *self.scratch;
         acc[..TILE * count].fill(Lanes::default());
         let steps = count.div_ceil(S::TILE_TOKENS);
+        let mut table_of = [0; TILE];
+        for (table, row) in table_of.iter_mut().zip(first..end) {
+            *table = self.rows.table_of(row, first);
+        }
         for from in (0..blocks).step_by(DEPTH) {
             let depth = DEPTH.min(blocks - from);
             for row in first..end {
-                let table = &tables[self.rows.table_of(row, first)];
-                for i in 0..depth {
-                    let next = if from + DEPTH < blocks {
-                        self.rows.address(row, from + DEPTH + i)
-                    } else {
-                        self.rows.address(row + TILE, i)
-                    };
-                    s.prefetch(next);
-                    let to = &mut weights[(row - first) * DEPTH + i];
-                    self.rows.decode(s, row, from + i, table, to);
-                }
+                let next = if from + DEPTH < blocks {
+                    self.rows.address(row, from + DEPTH)
+                } else {
+                    self.rows.address(row + TILE, 0)
+                };
+                let table = &tables[table_of[row - first]];
+                let to = &mut weights[(row - first) * DEPTH..][..depth];
+                self.rows.decode(s, row, from, table, next, to);
             }
             let mut token = 0;
             for step in 0..steps {
@@ -164,31 +169,41 @@ impl<'a> Panel<'a> {
     }
 
     #[inline(always)]
-    fn narrow_tile<S: Simd>(
-        &mut self,
-        s: S,
-        w: &LutWeights,
-        first: usize,
-        end: usize,
-        chunk: usize,
-    ) {
-        debug_assert_eq!(chunk, 0);
+    fn narrow_tile<S: Simd>(&mut self, s: S, w: &LutWeights, first: usize, end: usize) {
         let Scratch { acc, tables, .. } = &mut *self.scratch;
-        let (rows, x) = (&self.rows, self.x);
-        // As many rows as leave registers for their accumulators.
-        if S::TILE_ROWS >= 4 {
-            match x.tokens() {
-                1 => narrow::<S, 8, 1>(s, rows, w, x, tables, first, end, acc),
-                2 => narrow::<S, 8, 2>(s, rows, w, x, tables, first, end, acc),
-                3 => narrow::<S, 4, 3>(s, rows, w, x, tables, first, end, acc),
-                _ => narrow::<S, 4, 4>(s, rows, w, x, tables, first, end, acc),
-            }
-        } else {
-            match x.tokens() {
-                1 => narrow::<S, 4, 1>(s, rows, w, x, tables, first, end, acc),
-                2 => narrow::<S, 2, 2>(s, rows, w, x, tables, first, end, acc),
-                3 => narrow::<S, 2, 3>(s, rows, w, x, tables, first, end, acc),
-                _ => narrow::<S, 1, 4>(s, rows, w, x, tables, first, end, acc),
+        let tokens = self.x.tokens();
+        let steps = tokens.div_ceil(S::TILE_TOKENS);
+        let mut rows = Narrow {
+            w,
+            x: self.x,
+            tables,
+            first,
+            end,
+            token: 0,
+        };
+        for group in (0..TILE).step_by(NARROW_ROWS) {
+            rows.token = 0;
+            for step in 0..steps {
+                let width = tokens / steps + usize::from(step < tokens % steps);
+                let acc = &mut acc[rows.token * TILE..];
+                // As many rows as leave registers for their accumulators.
+                if S::TILE_ROWS >= 4 {
+                    match width {
+                        1 => narrow::<S, 8, 1>(s, &rows, group, acc),
+                        2 => narrow::<S, 8, 2>(s, &rows, group, acc),
+                        3 => narrow::<S, 4, 3>(s, &rows, group, acc),
+                        4 => narrow::<S, 4, 4>(s, &rows, group, acc),
+                        5 => narrow::<S, 4, 5>(s, &rows, group, acc),
+                        _ => narrow::<S, 4, 6>(s, &rows, group, acc),
+                    }
+                } else {
+                    match width {
+                        1 => narrow::<S, 4, 1>(s, &rows, group, acc),
+                        2 => narrow::<S, 2, 2>(s, &rows, group, acc),
+                        _ => narrow::<S, 2, 3>(s, &rows, group, acc),
+                    }
+                }
+                rows.token += width;
             }
         }
     }
@@ -240,98 +255,131 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// 4-bit weights times `T` tokens, `R` rows at a time, weights in registers.
-#[expect(clippy::too_many_arguments, reason = "one caller per width")]
+/// Operands of [`narrow`]: 4-bit weights of rows `first..end`, which all start
+/// on a byte.
+struct Narrow<'a> {
+    w: &'a LutWeights<'a>,
+    x: &'a Activations,
+    tables: &'a [Table],
+    first: usize,
+    end: usize,
+    /// The first of the tokens.
+    token: usize,
+}
+
+/// The products of `T` tokens with [`NARROW_ROWS`] rows from `first + group`,
+/// `R` rows at a time, weights in registers.
 #[inline(always)]
 fn narrow<S: Simd, const R: usize, const T: usize>(
     s: S,
-    rows: &Rows,
-    w: &LutWeights,
-    x: &Activations,
-    tables: &[Table],
-    first: usize,
-    end: usize,
+    rows: &Narrow,
+    group: usize,
+    acc: &mut [Lanes],
+) {
+    for group in (group..group + NARROW_ROWS).step_by(R) {
+        if rows.first + group < rows.end {
+            narrow_group::<S, R, T>(s, rows, group, acc);
+        }
+    }
+}
+
+#[inline(always)]
+fn narrow_group<S: Simd, const R: usize, const T: usize>(
+    s: S,
+    rows: &Narrow,
+    group: usize,
     acc: &mut [Lanes],
 ) {
     const BITS: usize = 4;
+    let Narrow {
+        w,
+        x,
+        tables,
+        first,
+        end,
+        token,
+    } = *rows;
     let row_bytes = w.cols / 2;
     let blocks = x.blocks();
-    // Whole blocks that can be read in place from every row of this tile.
+    // Rows past the end compute the last one again; nobody reads them.
+    let row = |r: usize| (first + group + r).min(end - 1);
+    // Whole blocks that can be read in place from every row.
     let mut in_place = w.cols / BLOCK;
     while in_place > 0
         && !readable(
             w.indices,
-            (end - 1) * row_bytes + (in_place - 1) * BLOCK / 2,
+            row(R - 1) * row_bytes + (in_place - 1) * BLOCK / 2,
             BITS,
         )
     {
         in_place -= 1;
     }
     let inputs = x.vectors();
-    assert!(inputs.len() >= blocks * T * RUN && acc.len() >= TILE * T);
+    let step = x.tokens() * RUN;
+    assert!(token + T <= x.tokens() && inputs.len() == blocks * step);
+    assert!(acc.len() >= TILE * T && group + R <= TILE);
 
-    for group in (0..end - first).step_by(R) {
-        // Rows past the end compute the last one again; nobody reads them.
-        let mut at = [w.indices.as_ptr(); R];
-        let mut table = [tables[0].0.as_ptr(); R];
-        for r in 0..R {
-            let row = (first + group + r).min(end - 1);
-            at[r] = w.indices[row * row_bytes..].as_ptr();
-            table[r] = tables[rows.table_of(row, first)].0.as_ptr();
-        }
-        let mut sums = [[s.splat(0.0); T]; R];
-        for block in 0..in_place {
-            // SAFETY: `in_place` blocks are readable from the start of every
-            // row, tables have sixteen entries, and `inputs` was checked.
-            unsafe {
-                let input = inputs.as_ptr().add(block * T * RUN);
-                let offset = block * (BLOCK / 2);
-                for r in 0..R {
-                    s.prefetch(at[r].wrapping_add(offset + AHEAD));
-                }
-                for j in 0..RUN {
-                    let mut xs = [s.splat(0.0); T];
-                    for t in 0..T {
-                        xs[t] = s.load(input.add(t * RUN + j).cast());
-                    }
-                    for r in 0..R {
-                        let v = decode_one::<S, BITS>(s, at[r].add(offset), table[r], j);
-                        for t in 0..T {
-                            sums[r][t] = s.mul_add(v, xs[t], sums[r][t]);
-                        }
-                    }
-                }
-            }
-        }
-        for block in in_place..blocks {
-            let mut decoded = [Lanes::default(); RUN];
+    let mut at = [w.indices.as_ptr(); R];
+    let mut table = [&tables[0]; R];
+    let mut entries = [s.splat(0.0); R];
+    for r in 0..R {
+        at[r] = w.indices[row(r) * row_bytes..].as_ptr();
+        table[r] = &tables[w.group_of(row(r)) - w.group_of(first)];
+        // SAFETY: a table has more than sixteen entries.
+        entries[r] = unsafe { s.load(table[r].0.as_ptr()) };
+    }
+    let mut sums = [[s.splat(0.0); T]; R];
+    for block in 0..in_place {
+        let offset = block * (BLOCK / 2);
+        if token == 0 {
+            // Past the end of these rows, the rows after them.
+            let ahead = match offset + AHEAD {
+                within if within < row_bytes => within,
+                past => past + (R - 1) * row_bytes,
+            };
             for r in 0..R {
-                let row = (first + group + r).min(end - 1);
-                rows.decode(
-                    s,
-                    row,
-                    block,
-                    &tables[rows.table_of(row, first)],
-                    &mut decoded,
-                );
+                s.prefetch(at[r].wrapping_add(ahead));
+            }
+        }
+        // SAFETY: `in_place` blocks are readable from the start of every row,
+        // tables have sixteen entries, and `inputs` holds every block of every
+        // token.
+        unsafe {
+            let input = inputs.as_ptr().add(block * step + token * RUN);
+            for j in 0..RUN {
+                let mut weights = [s.splat(0.0); R];
+                for r in 0..R {
+                    let table = table[r].0.as_ptr();
+                    weights[r] = decode_one::<S, BITS>(s, at[r].add(offset), entries[r], table, j);
+                }
                 for t in 0..T {
-                    for (j, v) in decoded.iter().enumerate() {
-                        let input = &inputs[(block * T + t) * RUN + j];
-                        // SAFETY: both are sixteen lanes.
-                        unsafe {
-                            let (v, input) = (s.load(v.0.as_ptr()), s.load(input.0.as_ptr()));
-                            sums[r][t] = s.mul_add(v, input, sums[r][t]);
-                        }
+                    let input = s.load(input.add(t * RUN + j).cast());
+                    for r in 0..R {
+                        sums[r][t] = s.mul_add(weights[r], input, sums[r][t]);
                     }
                 }
             }
         }
+    }
+    for block in in_place..blocks {
+        let mut decoded = [[Lanes::default(); RUN]];
         for r in 0..R {
+            Rows::Lut(*w).decode(s, row(r), block, table[r], std::ptr::null(), &mut decoded);
             for t in 0..T {
-                // SAFETY: sixteen lanes; `group + r` is below `TILE`, which is
-                // a multiple of `R`.
-                unsafe { s.store(sums[r][t], acc[t * TILE + group + r].0.as_mut_ptr()) };
+                for (v, input) in decoded[0].iter().zip(x.run(block, token + t)) {
+                    // SAFETY: both are sixteen lanes.
+                    unsafe {
+                        let (v, input) = (s.load(v.0.as_ptr()), s.load(input.0.as_ptr()));
+                        sums[r][t] = s.mul_add(v, input, sums[r][t]);
+                    }
+                }
             }
+        }
+    }
+    for r in 0..R {
+        for t in 0..T {
+            // SAFETY: sixteen lanes.
+            unsafe { s.store(sums[r][t], acc[t * TILE + group + r].0.as_mut_ptr()) };
         }
     }
 }

@@ -83,7 +83,12 @@ impl Simd for Portable {
     fn shift_right(self, i: Self::I, n: u32) -> Self::I {
         i.map(|i| i >> n)
     }
-    unsafe fn lookup<const BITS: usize>(self, table: *const f32, i: Self::I) -> Self::V {
+    unsafe fn lookup<const BITS: usize>(
+        self,
+        _first: Self::V,
+        table: *const f32,
+        i: Self::I,
+    ) -> Self::V {
         // SAFETY: the table holds `2^BITS` entries by the caller's promise.
         i.map(|i| unsafe { *table.add(i as usize % (1 << BITS)) })
     }

@@ -73,6 +73,20 @@ impl Rows<'_> {
         }
     }
 
+    /// Bytes of this many weights in one row, about.
+    #[inline(always)]
+    pub(super) fn bytes(&self, weights: usize) -> usize {
+        let bits = match self {
+            Self::Lut(w) => w.bits.into(),
+            Self::Dense(w) => match w.values {
+                DenseValues::F16(_) => 16,
+                DenseValues::F32(_) => 32,
+                DenseValues::I8 { .. } => 8,
+            },
+        };
+        weights * bits / 8
+    }
+
     pub(super) fn scale(&self, row: usize) -> Option<f32> {
         match self {
             Self::Lut(_) => None,
@@ -101,24 +115,42 @@ impl Rows<'_> {
     #[inline(always)]
     pub(super) fn table_of(&self, row: usize, first: usize) -> usize {
         match self {
-            Self::Lut(w) => row / w.group_rows - first / w.group_rows,
+            Self::Lut(w) => w.group_of(row) - w.group_of(first),
             Self::Dense(_) => 0,
         }
     }
 
-    /// Decodes block `block` of `row`; columns past the last become zero.
+    /// Decodes the blocks of `row` from `first` on, as many as `to` holds;
+    /// columns past the last become zero. Prefetches as many bytes as it reads
+    /// from `next`, which may be any address.
     #[inline(always)]
     pub(super) fn decode<S: Simd>(
         &self,
         s: S,
         row: usize,
-        block: usize,
+        first: usize,
         table: &Table,
-        to: &mut [Lanes; RUN],
+        next: *const u8,
+        to: &mut [[Lanes; RUN]],
     ) {
         match self {
-            Self::Lut(w) => decode_lut(s, w, row, block, table, to),
-            Self::Dense(w) => decode_dense(s, w, row, block, to),
+            Self::Lut(w) => match w.bits {
+                1 => decode_lut::<S, 1>(s, w, row, first, table, next, to),
+                2 => decode_lut::<S, 2>(s, w, row, first, table, next, to),
+                3 => decode_lut::<S, 3>(s, w, row, first, table, next, to),
+                4 => decode_lut::<S, 4>(s, w, row, first, table, next, to),
+                6 => decode_lut::<S, 6>(s, w, row, first, table, next, to),
+                _ => decode_lut::<S, 8>(s, w, row, first, table, next, to),
+            },
+            Self::Dense(w) => {
+                let lines = self.bytes(BLOCK).div_ceil(64);
+                for (i, to) in to.iter_mut().enumerate() {
+                    for line in 0..lines {
+                        s.prefetch(next.wrapping_add((i * lines + line) * 64));
+                    }
+                    decode_dense(s, w, row, first + i, to);
+                }
+            }
         }
     }
 
@@ -151,41 +183,44 @@ pub(super) fn readable(bytes: &[u8], at: usize, bits: usize) -> bool {
 }
 
 #[inline(always)]
-fn decode_lut<S: Simd>(
+fn decode_lut<S: Simd, const BITS: usize>(
     s: S,
     w: &LutWeights,
     row: usize,
-    block: usize,
+    first: usize,
     table: &Table,
-    to: &mut [Lanes; RUN],
+    next: *const u8,
+    to: &mut [[Lanes; RUN]],
 ) {
-    let bits = usize::from(w.bits);
-    let live = BLOCK.min(w.cols - block * BLOCK);
-    let bit = (row * w.cols + block * BLOCK) * bits;
-    let staged;
-    let from = if live == BLOCK && bit % 8 == 0 && readable(w.indices, bit / 8, bits) {
-        w.indices[bit / 8..].as_ptr()
-    } else {
-        staged = stage(w.indices, bit, live * bits);
-        staged.as_ptr()
-    };
+    let bit = (row * w.cols + first * BLOCK) * BITS;
     let table = table.0.as_ptr();
-    let out = to.as_mut_ptr();
-    // SAFETY: `from` is readable for the block and its slack, in place or
-    // staged; the table has 256 entries, of which those past `2^bits` and
-    // below sixteen repeat the first; `to` holds the eight vectors of a block.
-    unsafe {
-        match bits {
-            1 => s.decode::<1>(from, table, out),
-            2 => s.decode::<2>(from, table, out),
-            3 => s.decode::<3>(from, table, out),
-            4 => s.decode::<4>(from, table, out),
-            6 => s.decode::<6>(from, table, out),
-            _ => s.decode::<8>(from, table, out),
-        }
+    let bytes = BLOCK * BITS / 8;
+    // Whole blocks that can be read where they lie.
+    let mut in_place = to.len().min((w.cols - first * BLOCK) / BLOCK);
+    if bit % 8 != 0 {
+        in_place = 0;
     }
-    for k in live..BLOCK {
-        to[k % RUN].0[k / RUN] = 0.0;
+    while in_place > 0 && !readable(w.indices, bit / 8 + (in_place - 1) * bytes, BITS) {
+        in_place -= 1;
+    }
+    let (whole, rest) = to.split_at_mut(in_place);
+    let from = w.indices.as_ptr().wrapping_add(bit / 8);
+    for (i, to) in whole.iter_mut().enumerate() {
+        s.prefetch(next.wrapping_add(i * bytes));
+        // SAFETY: `in_place` blocks are readable with their slack; the table
+        // has 256 entries, of which those past `2^BITS` and below sixteen
+        // repeat the first; `to` holds the eight vectors of a block.
+        unsafe { s.decode::<BITS>(from.add(i * bytes), table, to.as_mut_ptr()) };
+    }
+    for (i, to) in rest.iter_mut().enumerate() {
+        let from = (first + in_place + i) * BLOCK;
+        let live = BLOCK.min(w.cols - from);
+        let staged = stage(w.indices, (row * w.cols + from) * BITS, live * BITS);
+        // SAFETY: as above, `staged` being a whole block with its slack.
+        unsafe { s.decode::<BITS>(staged.as_ptr(), table, to.as_mut_ptr()) };
+        for k in live..BLOCK {
+            to[k % RUN].0[k / RUN] = 0.0;
+        }
     }
 }
 

@@ -87,8 +87,14 @@ pub(super) trait Simd: Copy {
     ///
     /// # Safety
     ///
-    /// `table` must hold `2^max(BITS, 4)` entries, repeating its `2^BITS`.
-    unsafe fn lookup<const BITS: usize>(self, table: *const f32, i: Self::I) -> Self::V;
+    /// `table` must hold `2^max(BITS, 4)` entries, repeating its `2^BITS`, and
+    /// `first` be the first sixteen.
+    unsafe fn lookup<const BITS: usize>(
+        self,
+        first: Self::V,
+        table: *const f32,
+        i: Self::I,
+    ) -> Self::V;
     /// The register tile of `tokens` in `1..=TILE_TOKENS` by `TILE_ROWS`.
     ///
     /// # Safety
@@ -104,10 +110,12 @@ pub(super) trait Simd: Copy {
     /// block, `table` as for [`Self::lookup`], and `to` hold eight vectors.
     #[inline(always)]
     unsafe fn decode<const BITS: usize>(self, from: *const u8, table: *const f32, to: *mut Lanes) {
+        // SAFETY: by the caller's promise.
+        let first = unsafe { self.load(table) };
         for j in 0..RUN {
             // SAFETY: by the caller's promise.
             unsafe {
-                let v = decode_one::<Self, BITS>(self, from, table, j);
+                let v = decode_one::<Self, BITS>(self, from, first, table, j);
                 self.store(v, to.add(j).cast());
             }
         }
@@ -161,11 +169,12 @@ pub(super) trait Simd: Copy {
 ///
 /// # Safety
 ///
-/// As for [`Simd::decode`].
+/// As for [`Simd::decode`]; `first` is the first sixteen entries of `table`.
 #[inline(always)]
 pub(super) unsafe fn decode_one<S: Simd, const BITS: usize>(
     s: S,
     from: *const u8,
+    first: S::V,
     table: *const f32,
     j: usize,
 ) -> S::V {
@@ -179,7 +188,7 @@ pub(super) unsafe fn decode_one<S: Simd, const BITS: usize>(
         } else {
             s.shift_right(words, shift as u32)
         };
-        s.lookup::<BITS>(table, index)
+        s.lookup::<BITS>(first, table, index)
     }
 }
 

@@ -125,10 +125,15 @@ impl<'a> LutWeights<'a> {
         self.tables.len() + self.indices.len()
     }
 
+    /// The group whose table `row` uses.
+    pub(super) fn group_of(&self, row: usize) -> usize {
+        row / self.group_rows
+    }
+
     /// The table that `row` uses, as little-endian f16.
     pub(super) fn table(&self, row: usize) -> &'a [u8] {
         let bytes = 2 << self.bits;
-        &self.tables[row / self.group_rows * bytes..][..bytes]
+        &self.tables[self.group_of(row) * bytes..][..bytes]
     }
 
     /// Element `(row, col)`, read by the definition.
