@@ -74,12 +74,11 @@ impl Program {
     /// # Errors
     /// As [`Program::open`].
     pub fn open_with(asset: &Path, pool: Arc<Pool>) -> Result<Self, ProgramError> {
-        let module = anemone_schemas::aimodel::asset::open_asset(asset).map_err(|e| {
-            ProgramError::Open {
+        let module =
+            anemone_schemas::aimodel::asset::open_asset(asset).map_err(|e| ProgramError::Open {
                 path: asset.to_path_buf(),
                 source: Box::new(e),
-            }
-        })?;
+            })?;
         Self::from_module(module, pool)
     }
 

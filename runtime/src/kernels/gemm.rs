@@ -9,6 +9,11 @@
 //! not depend on the tile it fell into, on the extents m and n, on the thread or
 //! on the instruction set.
 //!
+//! Zeros at the end of k add nothing, so a tile stops where the rest of its rows or
+//! of its panel is zero: masked keys have weight zero, slots not yet written are
+//! zero, and so are rows that nobody asked for. (An infinity against such a zero
+//! is therefore not seen.)
+//!
 //! Converting is the larger cost for narrow products. Rows of a are cheap to
 //! convert when k is contiguous, panels of b when n is; since
 //! `out' = b' a'`, the product may as well be computed transposed. [`transposes`] picks
@@ -153,26 +158,62 @@ fn one<T: Real>(isa: Isa, m: usize, k: usize, n: usize, p: Product<'_, T>) {
     let nr = isa.nr(n);
     let mut a = vec![0.0f32; m * k];
     pack_rows(&p.a, m, k, &mut a);
+    let blocks: Vec<Block> = blocks(m)
+        .map(|(start, rows)| Block {
+            start,
+            rows,
+            end: live_columns(&a[start * k..(start + rows) * k], k),
+        })
+        .collect();
     let mut panel = vec![0.0f32; k * nr];
     let mut tile = [0.0f32; MR * NR];
     for n0 in (0..n).step_by(nr) {
         let cols = nr.min(n - n0);
         pack_panel(&p.b, k, n0, cols, nr, &mut panel);
-        let mut m0 = 0;
-        while m0 < m {
-            let rows = match m - m0 {
-                MR.. => MR,
-                4.. => 4,
-                _ => 1,
-            };
-            isa.tile(rows, nr, k, &a[m0 * k..(m0 + rows) * k], &panel, &mut tile);
-            for i in 0..rows {
-                let at = (m0 + i) * n + n0;
+        let panel_end = panel
+            .iter()
+            .rposition(|&x| x != 0.0)
+            .map_or(0, |i| i / nr + 1);
+        for b in &blocks {
+            let end = b.end.min(panel_end);
+            let rows = &a[b.start * k..(b.start + b.rows) * k];
+            isa.tile((b.rows, nr), end, (rows, k), &panel[..end * nr], &mut tile);
+            for i in 0..b.rows {
+                let at = (b.start + i) * n + n0;
                 T::narrow(&tile[i * nr..i * nr + cols], &mut p.out[at..at + cols]);
             }
-            m0 += rows;
         }
     }
+}
+
+/// Rows of one tile, and where their last nonzero column ends.
+struct Block {
+    start: usize,
+    rows: usize,
+    end: usize,
+}
+
+/// Splits `m` rows into tiles of 8, 4 and 1.
+fn blocks(m: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let rows = match m - start {
+            0 => return None,
+            MR.. => MR,
+            4.. => 4,
+            _ => 1,
+        };
+        start += rows;
+        Some((start - rows, rows))
+    })
+}
+
+/// One more than the last column in which a row of `a` `[..][k]` is not zero.
+fn live_columns(a: &[f32], k: usize) -> usize {
+    a.chunks_exact(k.max(1))
+        .filter_map(|row| row.iter().rposition(|&x| x != 0.0))
+        .max()
+        .map_or(0, |i| i + 1)
 }
 
 /// `dst` `[m][k]` in f32.
@@ -274,21 +315,30 @@ impl Isa {
         }
     }
 
-    /// `out[i][j] = sum over k of a[i][k] * panel[k][j]`.
-    fn tile(self, rows: usize, nr: usize, k: usize, a: &[f32], panel: &[f32], out: &mut [f32]) {
-        assert!(a.len() == rows * k && panel.len() == k * nr && out.len() >= rows * nr);
+    /// `out[i][j] = sum over k of a[i][k] * panel[k][j]`, where the rows of a lie
+    /// `lda` apart.
+    fn tile(
+        self,
+        (rows, nr): (usize, usize),
+        k: usize,
+        (a, lda): (&[f32], usize),
+        panel: &[f32],
+        out: &mut [f32],
+    ) {
+        assert!(k <= lda && a.len() == rows * lda && panel.len() == k * nr);
+        assert!(out.len() >= rows * nr);
         match self {
-            Self::Scalar => tile_scalar(rows, nr, k, a, panel, out),
+            Self::Scalar => tile_scalar((rows, nr), k, (a, lda), panel, out),
             // SAFETY: `detect` found the features; the lengths were just checked.
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => unsafe {
                 match (rows, nr) {
-                    (8, 32) => x86::tile_512::<8, 2>(k, a, panel, out),
-                    (4, 32) => x86::tile_512::<4, 2>(k, a, panel, out),
-                    (1, 32) => x86::tile_512::<1, 2>(k, a, panel, out),
-                    (8, _) => x86::tile_512::<8, 1>(k, a, panel, out),
-                    (4, _) => x86::tile_512::<4, 1>(k, a, panel, out),
-                    _ => x86::tile_512::<1, 1>(k, a, panel, out),
+                    (8, 32) => x86::tile_512::<8, 2>(k, (a, lda), panel, out),
+                    (4, 32) => x86::tile_512::<4, 2>(k, (a, lda), panel, out),
+                    (1, 32) => x86::tile_512::<1, 2>(k, (a, lda), panel, out),
+                    (8, _) => x86::tile_512::<8, 1>(k, (a, lda), panel, out),
+                    (4, _) => x86::tile_512::<4, 1>(k, (a, lda), panel, out),
+                    _ => x86::tile_512::<1, 1>(k, (a, lda), panel, out),
                 }
             },
             // SAFETY: as above.
@@ -296,11 +346,11 @@ impl Isa {
             Self::Avx2 => unsafe {
                 match rows {
                     8 => {
-                        x86::tile_256::<4>(k, &a[..4 * k], panel, out);
-                        x86::tile_256::<4>(k, &a[4 * k..], panel, &mut out[4 * nr..]);
+                        x86::tile_256::<4>(k, (&a[..4 * lda], lda), panel, out);
+                        x86::tile_256::<4>(k, (&a[4 * lda..], lda), panel, &mut out[4 * nr..]);
                     }
-                    4 => x86::tile_256::<4>(k, a, panel, out),
-                    _ => x86::tile_256::<1>(k, a, panel, out),
+                    4 => x86::tile_256::<4>(k, (a, lda), panel, out),
+                    _ => x86::tile_256::<1>(k, (a, lda), panel, out),
                 }
             },
         }
@@ -308,12 +358,18 @@ impl Isa {
 }
 
 /// The definition, and the oracle of the vector tiles.
-fn tile_scalar(rows: usize, nr: usize, k: usize, a: &[f32], panel: &[f32], out: &mut [f32]) {
+fn tile_scalar(
+    (rows, nr): (usize, usize),
+    k: usize,
+    (a, lda): (&[f32], usize),
+    panel: &[f32],
+    out: &mut [f32],
+) {
     for i in 0..rows {
         let acc = &mut out[i * nr..(i + 1) * nr];
         acc.fill(0.0);
         for j in 0..k {
-            let x = a[i * k + j];
+            let x = a[i * lda + j];
             for (acc, &b) in acc.iter_mut().zip(&panel[j * nr..(j + 1) * nr]) {
                 *acc = x.mul_add(b, *acc);
             }
@@ -331,12 +387,13 @@ mod x86 {
     /// A tile of `R` rows and `V` vectors of 16.
     ///
     /// # Safety
-    /// The processor has AVX-512F; `a` holds `R * k`, `panel` `k * 16 * V` and
+    /// The processor has AVX-512F; `a` holds `R * lda`
+    /// with `k <= lda`, `panel` `k * 16 * V` and
     /// `out` at least `R * 16 * V` elements.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn tile_512<const R: usize, const V: usize>(
         k: usize,
-        a: &[f32],
+        (a, lda): (&[f32], usize),
         panel: &[f32],
         out: &mut [f32],
     ) {
@@ -349,8 +406,8 @@ mod x86 {
                 b[v] = unsafe { _mm512_loadu_ps(pb.add((j * V + v) * 16)) };
             }
             for i in 0..R {
-                // SAFETY: i < R and j < k, so the element lies in `a`.
-                let x = _mm512_set1_ps(unsafe { *pa.add(i * k + j) });
+                // SAFETY: i < R and j < k <= lda, so the element lies in `a`.
+                let x = _mm512_set1_ps(unsafe { *pa.add(i * lda + j) });
                 for v in 0..V {
                     acc[i][v] = _mm512_fmadd_ps(x, b[v], acc[i][v]);
                 }
@@ -367,12 +424,13 @@ mod x86 {
     /// A tile of `R` rows and two vectors of 8.
     ///
     /// # Safety
-    /// The processor has AVX2 and FMA; `a` holds `R * k`, `panel` `k * 16` and
+    /// The processor has AVX2 and FMA; `a` holds `R * lda`
+    /// with `k <= lda`, `panel` `k * 16` and
     /// `out` at least `R * 16` elements.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn tile_256<const R: usize>(
         k: usize,
-        a: &[f32],
+        (a, lda): (&[f32], usize),
         panel: &[f32],
         out: &mut [f32],
     ) {
@@ -387,8 +445,8 @@ mod x86 {
                 ]
             };
             for i in 0..R {
-                // SAFETY: i < R and j < k, so the element lies in `a`.
-                let x = _mm256_set1_ps(unsafe { *pa.add(i * k + j) });
+                // SAFETY: i < R and j < k <= lda, so the element lies in `a`.
+                let x = _mm256_set1_ps(unsafe { *pa.add(i * lda + j) });
                 for v in 0..2 {
                     acc[i][v] = _mm256_fmadd_ps(x, b[v], acc[i][v]);
                 }
@@ -448,7 +506,9 @@ mod tests {
             (64, 128, 17),
             (13, 200, 65),
         ] {
-            let (da, db) = (noise(m * k, 1), noise(k * n, 2));
+            let (mut da, mut db) = (noise(m * k, 1), noise(k * n, 2));
+            da[m * k / 2..].fill(f16::ZERO);
+            db[k * n * 3 / 4..].fill(f16::ZERO);
             for (ra, ca) in [(k, 1), (1, m)] {
                 for (rb, cb) in [(n, 1), (1, k)] {
                     let a = Operand {
@@ -498,8 +558,8 @@ mod tests {
             slices::widen(&noise(rows * k, 3), &mut a);
             slices::widen(&noise(k * nr, 4), &mut panel);
             let (mut fast, mut slow) = ([1.0; MR * NR], [1.0; MR * NR]);
-            isa.tile(rows, nr, k, &a, &panel, &mut fast);
-            tile_scalar(rows, nr, k, &a, &panel, &mut slow);
+            isa.tile((rows, nr), k, (&a, k), &panel, &mut fast);
+            tile_scalar((rows, nr), k, (&a, k), &panel, &mut slow);
             assert_eq!(fast[..rows * nr], slow[..rows * nr]);
         }
     }

@@ -213,8 +213,33 @@ fn floor_div(a: i64, b: i64) -> i64 {
     }
 }
 
+/// `v` laid out as `lead` is, if it is broadcast against it and would otherwise be
+/// gathered again for every repetition: the causal mask against all heads.
+fn aligned(v: View, lead: &View) -> View {
+    let rank = v.shape.len();
+    if rank != lead.shape.len() || v.len() * 2 > lead.len() || v.len() < BLOCK {
+        return v;
+    }
+    let innermost = storage_order(&lead.shape, &[&lead.strides]).pop();
+    match innermost {
+        Some(axis) if v.shape[axis] > 1 && v.strides[axis] > 1 => {
+            let strides: Vec<usize> = (0..rank)
+                .map(|a| if v.shape[a] == 1 { 1 } else { lead.strides[a] })
+                .collect();
+            v.copied(&storage_order(&v.shape, &[&strides]))
+        }
+        _ => v,
+    }
+}
+
 /// `f(x, y)` of `shape`, in the buffer of an operand that is used here last.
 pub(crate) fn binary(op: Binary, x: View, y: View, shape: &[usize]) -> View {
+    let (x, y) = if x.len() >= y.len() {
+        let y = aligned(y, &x);
+        (x, y)
+    } else {
+        (aligned(x, &y), y)
+    };
     let (mut x, mut y) = (x.broadcast(shape), y.broadcast(shape));
     let order = storage_order(shape, &[&x.strides, &y.strides]);
     let strides = dense_strides(shape, &order);

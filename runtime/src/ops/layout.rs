@@ -9,9 +9,7 @@ use crate::view::{View, copy_strided, dense_strides, row_major, storage_order};
 pub(crate) fn concat(parts: &[View], axis: usize) -> View {
     let mut shape = parts[0].shape.clone();
     shape[axis] = parts.iter().map(|p| p.shape[axis]).sum();
-    // A part of extent 1 says nothing about the place of `axis`.
-    let lead = parts.iter().max_by_key(|p| p.len()).unwrap_or(&parts[0]);
-    let order = storage_order(&shape, &[&lead.strides]);
+    let order = concat_order(parts, axis, &shape);
     let strides = dense_strides(&shape, &order);
     macro_rules! with {
         ($($variant:ident),*) => {
@@ -33,6 +31,19 @@ pub(crate) fn concat(parts: &[View], axis: usize) -> View {
     }
     let data = with!(F16, Bf16, F32, I32, I16, I8, U32, U16, U8, Bool);
     View::ordered(&shape, &order, data)
+}
+
+/// The layout of the largest part. Parts of extent 1 say nothing about the place
+/// of `axis`: it goes outermost, where each part is one piece.
+fn concat_order(parts: &[View], axis: usize, shape: &[usize]) -> Vec<usize> {
+    let lead = parts.iter().max_by_key(|p| p.len()).unwrap_or(&parts[0]);
+    if lead.shape[axis] != 1 {
+        return storage_order(shape, &[&lead.strides]);
+    }
+    let order = storage_order(&lead.shape, &[&lead.strides]);
+    let mut out = vec![axis];
+    out.extend(order.into_iter().filter(|&a| a != axis));
+    out
 }
 
 /// A numpy slice of one axis: first element, count and step.

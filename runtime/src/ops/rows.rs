@@ -264,8 +264,15 @@ fn scatter_columns<T: Float>(block: &[f32], len: usize, count: usize, run: usize
     }
 }
 
+/// Below this, relative to the maximum, e^x is zero in f16 and f32 sums alike.
+const NEGLIGIBLE: f32 = -104.0;
+
+/// Masked keys lie at the end of a row as a rule; they are zeroed, not computed.
 fn softmax_row(x: &mut [f32]) {
     let max = math::max(x);
+    let live = x.iter().rposition(|&v| !(v - max < NEGLIGIBLE));
+    let (x, masked) = x.split_at_mut(live.map_or(0, |i| i + 1));
+    masked.fill(0.0);
     for v in x.iter_mut() {
         *v = math::exp(*v - max);
     }

@@ -336,7 +336,7 @@ impl<'a> Resolver<'a> {
         let perm = self.axes(1, self.args[0].rank())?;
         demand!(perm.len() == self.args[0].rank(), "permutation {perm:?}");
         let shape: Vec<usize> = perm.iter().map(|&p| self.args[0].shape[p]).collect();
-        self.done(Kind::Transpose { perm, dense: false }, &[0], &shape)
+        self.done(Kind::Transpose(perm), &[0], &shape)
     }
 
     fn broadcast(&self) -> Result<Resolved> {

@@ -314,10 +314,7 @@ fn execute(
         Kind::Select(shape) => elementwise::select(next()?, next()?, next()?, shape),
         Kind::Cast(elem) => elementwise::cast(next()?, *elem),
         Kind::Reshape(shape) => next()?.reshaped(shape),
-        Kind::Transpose { perm, dense } => {
-            let view = next()?.transposed(perm);
-            if *dense { view.contiguous() } else { view }
-        }
+        Kind::Transpose(perm) => next()?.transposed(perm),
         Kind::Broadcast(shape) => next()?.broadcast(shape),
         Kind::Concat(axis) => layout::concat(&args.collect::<Vec<_>>(), *axis),
         Kind::Split(axis, sizes) => {
