@@ -1,1 +1,3 @@
-//! placeholder
+//! What the tests of the whole share.
+
+pub mod oracle;

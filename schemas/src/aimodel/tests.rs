@@ -659,7 +659,7 @@ fn result_shapes_are_inferred() {
     ];
     let mut g = GraphBuilder::new(&mut m, "f", &inputs);
     let [x, y, i, image, w, n] = [0, 1, 2, 3, 4, 5].map(|k| g.arg(k));
-    let mut expect = |g: &GraphBuilder, v: ValueId, shape: &[usize]| {
+    let expect = |g: &GraphBuilder, v: ValueId, shape: &[usize]| {
         assert_eq!(g.shape(v), shape);
     };
     let v = g.transpose(x, &[2, 0, 1]);
