@@ -46,7 +46,7 @@ impl Simd for Avx2 {
     // compiler has split the lanes into their halves.
     const TILE_ROWS: usize = 2;
     const TILE_TOKENS: usize = 3;
-    const LOOKUP_IN_REGISTERS: bool = true;
+    const NARROW_TOKENS: usize = 3;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {

@@ -54,6 +54,7 @@ mod avx2;
 mod avx512;
 pub mod convert;
 mod matmul;
+mod narrow;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;

@@ -20,7 +20,7 @@ impl Simd for Portable {
     type I = [u32; LANES];
     const TILE_ROWS: usize = 2;
     const TILE_TOKENS: usize = 1;
-    const LOOKUP_IN_REGISTERS: bool = false;
+    const NARROW_TOKENS: usize = 0;
 
     fn splat(self, value: f32) -> Self::V {
         [value; LANES]

@@ -50,9 +50,9 @@ pub(super) trait Simd: Copy {
     const TILE_ROWS: usize;
     /// The most tokens of the register tile.
     const TILE_TOKENS: usize;
-    /// Whether a table lookup is cheap enough to be repeated for each row
-    /// instead of decoding weights to memory.
-    const LOOKUP_IN_REGISTERS: bool;
+    /// Up to how many tokens it is faster to look weights up again for each
+    /// register tile than to decode them to memory.
+    const NARROW_TOKENS: usize;
 
     fn splat(self, value: f32) -> Self::V;
     unsafe fn load(self, from: *const f32) -> Self::V;
