@@ -118,6 +118,10 @@ impl Simd for Avx2 {
         avx2!([_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])])
     }
     #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        avx2!([_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])])
+    }
+    #[inline(always)]
     fn round(self, v: Self::V) -> Self::V {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         avx2!([

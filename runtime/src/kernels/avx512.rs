@@ -108,6 +108,10 @@ impl Simd for Avx512 {
         avx512!(_mm512_max_ps(a, b))
     }
     #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        avx512!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
     fn round(self, v: __m512) -> __m512 {
         avx512!(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(v))
     }

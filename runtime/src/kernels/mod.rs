@@ -53,6 +53,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod convert;
+pub mod elementwise;
+pub mod gemm;
 mod matmul;
 mod narrow;
 #[cfg(target_arch = "aarch64")]
@@ -64,6 +66,7 @@ pub mod roofline;
 mod rows;
 mod scalar;
 mod simd;
+pub mod softmax;
 #[cfg(test)]
 mod twin_tests;
 mod weights;

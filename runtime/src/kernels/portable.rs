@@ -67,6 +67,9 @@ impl Simd for Portable {
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
     fn round(self, v: Self::V) -> Self::V {
         v.map(f32::round_ties_even)
     }
