@@ -46,7 +46,7 @@ impl Simd for Avx2 {
     // compiler has split the lanes into their halves.
     const TILE_ROWS: usize = 2;
     const TILE_TOKENS: usize = 3;
-    const LOOKUP_IN_REGISTERS: bool = true;
+    const NARROW_TOKENS: usize = 3;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {
@@ -116,6 +116,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         avx2!([_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        avx2!([_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])])
     }
     #[inline(always)]
     fn round(self, v: Self::V) -> Self::V {

@@ -53,8 +53,14 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod convert;
+<<<<<<< HEAD
 mod gemm;
+=======
+pub mod elementwise;
+pub mod gemm;
+>>>>>>> kernels
 mod matmul;
+mod narrow;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
@@ -64,7 +70,11 @@ pub mod roofline;
 mod rows;
 mod scalar;
 mod simd;
+<<<<<<< HEAD
 mod slices;
+=======
+pub mod softmax;
+>>>>>>> kernels
 #[cfg(test)]
 mod twin_tests;
 mod weights;

@@ -52,7 +52,7 @@ impl Simd for Neon {
     // compiler has split the lanes into their quarters.
     const TILE_ROWS: usize = 2;
     const TILE_TOKENS: usize = 3;
-    const LOOKUP_IN_REGISTERS: bool = false;
+    const NARROW_TOKENS: usize = 0;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {

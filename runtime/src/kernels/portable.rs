@@ -20,7 +20,7 @@ impl Simd for Portable {
     type I = [u32; LANES];
     const TILE_ROWS: usize = 2;
     const TILE_TOKENS: usize = 1;
-    const LOOKUP_IN_REGISTERS: bool = false;
+    const NARROW_TOKENS: usize = 0;
 
     fn splat(self, value: f32) -> Self::V {
         [value; LANES]
@@ -66,6 +66,9 @@ impl Simd for Portable {
     }
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
     fn round(self, v: Self::V) -> Self::V {
         v.map(f32::round_ties_even)

@@ -183,7 +183,7 @@ pub(super) fn readable(bytes: &[u8], at: usize, bits: usize) -> bool {
 }
 
 #[inline(always)]
-fn decode_lut<S: Simd, const BITS: usize>(
+pub(super) fn decode_lut<S: Simd, const BITS: usize>(
     s: S,
     w: &LutWeights,
     row: usize,
