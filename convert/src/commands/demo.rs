@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::report::{QualityReport, Student};
 use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::Store;
+use anemone_schemas::tokenizer::ChatMessage;
 
 use super::eval::{self, Candidate, Entry};
 use super::package::{self, PackageOptions};
@@ -31,6 +33,7 @@ const AFFINE_GROUP: usize = 64;
 const WINDOW: usize = 256;
 const CALIBRATION_TOKENS: usize = 32_768;
 const EVALUATION_TOKENS: usize = 4096;
+const ANSWER_TOKENS: usize = 48;
 const NAME: &str = "anemone-tiny-qwen3";
 const PROMPT: &str = "What does the function len return?";
 
@@ -163,7 +166,13 @@ fn target_options(store: PathBuf, output: PathBuf) -> TargetOptions {
 /// One greedy answer of the packaged folder.
 fn answer(folder: &Path, threads: usize) -> Result<String, Error> {
     let mut engine = Engine::open(folder, threads)?;
-    Ok(engine.chat(PROMPT, 48)?)
+    let message = ChatMessage {
+        role: "user".into(),
+        content: PROMPT.into(),
+    };
+    let prompt = engine.chat_prompt(&[message])?;
+    let generated = engine.generate(&prompt, ANSWER_TOKENS, |_| ControlFlow::Continue(()))?;
+    Ok(engine.tokenizer().decode(&generated.ids, true)?)
 }
 
 /// Size columns of the table.

@@ -309,8 +309,7 @@ impl Job<'_> {
             if self.writer.has_dense(&name, &key)? {
                 continue;
             }
-            let width = *shape.last().expect("not empty");
-            let rows: u32 = (shape.iter().product::<usize>() / width) as u32;
+            let rows = shape[0] as u32;
             let mut failed = None;
             let put = self.writer.put_dense(&name, &key, DenseElem::F16, &shape, |out| {
                 for first in (0..rows).step_by(1024) {

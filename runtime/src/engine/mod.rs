@@ -159,12 +159,7 @@ impl Engine {
             });
         }
         let needed = offset + width;
-        let context = self
-            .manifest
-            .contexts
-            .iter()
-            .copied()
-            .find(|&c| c >= needed);
+        let context = self.manifest.contexts.iter().copied().find(|&c| c >= needed);
         let context = context.ok_or(EngineError::ContextFull {
             needed,
             max: self.max_context(),
