@@ -214,13 +214,12 @@ impl Shared {
             .constants
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let data = match cache.get(&key) {
-            Some(data) => Arc::clone(data),
-            None => {
-                let data = Arc::new(self.constant_data(value, ty.elem, count)?);
-                cache.insert(key, Arc::clone(&data));
-                data
-            }
+        let data = if let Some(data) = cache.get(&key) {
+            Arc::clone(data)
+        } else {
+            let data = Arc::new(self.constant_data(value, ty.elem, count)?);
+            cache.insert(key, Arc::clone(&data));
+            data
         };
         if data.len() != if splat { 1 } else { count } {
             return Err(format!(

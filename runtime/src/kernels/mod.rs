@@ -52,13 +52,10 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod batch;
 pub mod convert;
-<<<<<<< HEAD
-mod gemm;
-=======
 pub mod elementwise;
 pub mod gemm;
->>>>>>> kernels
 mod matmul;
 mod narrow;
 #[cfg(target_arch = "aarch64")]
@@ -70,19 +67,15 @@ pub mod roofline;
 mod rows;
 mod scalar;
 mod simd;
-<<<<<<< HEAD
-mod slices;
-=======
 pub mod softmax;
->>>>>>> kernels
 #[cfg(test)]
 mod twin_tests;
 mod weights;
 
 pub use activations::Activations;
-pub(crate) use gemm::{Operand, Product, Real, batch, transposes};
+pub(crate) use batch::{Operand, Product, Real, batch, transposes};
+pub(crate) use convert::{narrow, widen};
 pub use matmul::{Layout, dense_matmul, lut_matmul};
 pub use pool::Pool;
 pub use simd::isa_name;
-pub(crate) use slices::{narrow, widen};
 pub use weights::{DenseValues, DenseWeights, LutWeights, WeightsError};

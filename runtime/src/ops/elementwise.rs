@@ -68,7 +68,7 @@ impl Unary {
             };
         }
         match self {
-            Self::Exp => map!(math::exp),
+            Self::Exp => math::exp(x),
             Self::Tanh => map!(f32::tanh),
             Self::Sin => map!(f32::sin),
             Self::Cos => map!(f32::cos),
@@ -78,8 +78,18 @@ impl Unary {
             Self::Rsqrt => map!(|v: f32| 1.0 / v.sqrt()),
             Self::Log => map!(f32::ln),
             Self::Erf => map!(math::erf),
-            Self::Sigmoid => map!(math::sigmoid),
-            Self::Silu => map!(|v: f32| v * math::sigmoid(v)),
+            Self::Sigmoid => math::sigmoid(x),
+            Self::Silu => {
+                let mut gate = [0.0f32; BLOCK];
+                for x in x.chunks_mut(BLOCK) {
+                    let gate = &mut gate[..x.len()];
+                    gate.copy_from_slice(x);
+                    math::sigmoid(gate);
+                    for (v, g) in x.iter_mut().zip(gate) {
+                        *v *= *g;
+                    }
+                }
+            }
             Self::Relu => map!(|v: f32| if v < 0.0 { 0.0 } else { v }),
             Self::Gelu => map!(|v| math::gelu(v, false)),
             Self::GeluTanh => map!(|v| math::gelu(v, true)),
@@ -364,6 +374,7 @@ fn int_binary(op: Binary, nest: &Nest<2>, x: (&Data, usize), y: (&Data, usize), 
 }
 
 /// A predicate of `x` and `y`, broadcast to `shape`.
+#[allow(clippy::float_cmp, reason = "the operation is exact equality")]
 pub(crate) fn compare(op: Compare, x: View, y: View, shape: &[usize]) -> View {
     let (x, y) = (x.broadcast(shape), y.broadcast(shape));
     let order = storage_order(shape, &[&x.strides, &y.strides]);

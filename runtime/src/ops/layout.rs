@@ -60,14 +60,15 @@ impl Span {
     pub(crate) fn new(dim: usize, start: i64, end: i64, step: i64) -> Option<Self> {
         let n = i64::try_from(dim).ok()?;
         let wrap = |v: i64| if v < 0 { v.saturating_add(n) } else { v };
+        if step == 0 {
+            return None;
+        }
         let (first, count) = if step > 0 {
             let (s, e) = (wrap(start).clamp(0, n), wrap(end).clamp(0, n));
             (s, (e - s).max(0) as u64)
-        } else if step < 0 {
+        } else {
             let (s, e) = (wrap(start).clamp(-1, n - 1), wrap(end).clamp(-1, n - 1));
             (s, (s - e).max(0) as u64)
-        } else {
-            return None;
         };
         Some(Self {
             start: usize::try_from(first).unwrap_or(0),
@@ -80,7 +81,7 @@ impl Span {
 /// The elements of `spans`, one span per axis.
 pub(crate) fn slice(mut x: View, spans: &[Span]) -> View {
     if spans.iter().any(|s| s.step < 0 && s.len > 1) {
-        return slice_backwards(x, spans);
+        return slice_backwards(&x, spans);
     }
     for (axis, s) in spans.iter().enumerate() {
         x = x.sliced(axis, s.start, s.len, usize::try_from(s.step).unwrap_or(1));
@@ -89,7 +90,7 @@ pub(crate) fn slice(mut x: View, spans: &[Span]) -> View {
 }
 
 /// Views have no negative strides, so a backward slice is a gather.
-fn slice_backwards(x: View, spans: &[Span]) -> View {
+fn slice_backwards(x: &View, spans: &[Span]) -> View {
     let shape: Vec<usize> = spans.iter().map(|s| s.len).collect();
     let n: usize = shape.iter().product();
     let strides = row_major(&shape);
@@ -206,7 +207,7 @@ impl PadMode {
 }
 
 /// `x` with `pads` (before, after) elements added per axis.
-pub(crate) fn pad(x: View, pads: &[(usize, usize)], mode: PadMode, value: &View) -> View {
+pub(crate) fn pad(x: &View, pads: &[(usize, usize)], mode: PadMode, value: &View) -> View {
     let shape: Vec<usize> = x
         .shape
         .iter()
@@ -338,7 +339,7 @@ mod tests {
     fn pads_follow_numpy_modes() {
         let x = View::dense(&[3], Data::I32(vec![1, 2, 3]));
         let v = View::dense(&[], Data::I32(vec![9]));
-        let p = |m| ints(pad(x.clone(), &[(2, 2)], m, &v));
+        let p = |m| ints(pad(&x, &[(2, 2)], m, &v));
         assert_eq!(p(PadMode::Constant), [9, 9, 1, 2, 3, 9, 9]);
         assert_eq!(p(PadMode::Reflect), [3, 2, 1, 2, 3, 2, 1]);
         assert_eq!(p(PadMode::Symmetric), [2, 1, 1, 2, 3, 3, 2]);

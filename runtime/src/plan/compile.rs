@@ -35,7 +35,7 @@ enum Ref {
     /// A table look-up of constants: indices, table, axis, dense shape.
     Lut(Box<Lut>),
     /// A matrix of the two kinds above, transposed.
-    Transposed(Box<Ref>),
+    Transposed(Box<Self>),
 }
 
 #[derive(Clone, Debug)]
