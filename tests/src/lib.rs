@@ -1,1 +1,3 @@
-//! placeholder
+//! What the integration tests share.
+
+pub mod reference;
