@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::{JOB, MEMGUARD, Running, eventually, finish, guarded, pid, stderr, stdout};
 use rustix::process::{Signal, test_kill_process};
@@ -145,7 +145,8 @@ fn signals_pass_through() {
             "trap 'echo got; exit 42' {}; echo ready; while :; do sleep 0.05; done",
             signal.as_raw()
         );
-        let mut job = Running::start(&mut shell(&[], &script));
+        // The shell would remark on the `sleep` that the signal ends.
+        let mut job = Running::start(shell(&[], &script).stderr(Stdio::null()));
         assert_eq!(job.line(), "ready");
         job.signal(signal);
         assert_eq!(job.line(), "got", "{signal:?}");
@@ -159,7 +160,6 @@ fn a_signal_that_memguard_was_started_to_ignore_stays_ignored() {
         format!("trap '' HUP; exec {MEMGUARD} -- sh -c 'echo ready; read line; echo lived'");
     let mut command = Command::new("sh");
     let mut job = {
-        use std::process::Stdio;
         // `Running` closes standard input; this job needs one to wait on.
         command.args(["-c", &script]).stdin(Stdio::piped());
         command.stdout(Stdio::piped()).spawn().unwrap()
@@ -174,6 +174,32 @@ fn a_signal_that_memguard_was_started_to_ignore_stays_ignored() {
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
     assert_eq!(line, "lived\n");
     assert_eq!(job.wait().unwrap().code(), Some(0));
+}
+
+/// The letter `ps` shows: `T` stands for stopped.
+#[cfg(target_os = "linux")]
+fn state(id: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_command_is_suspended_and_resumed_together_with_memguard() {
+    let script = "trap 'echo bye; exit 7' TERM; echo $$; while :; do sleep 0.05; done";
+    let mut job = Running::start(shell(&[], script).stderr(Stdio::null()));
+    let command: u32 = job.line().parse().unwrap();
+    job.signal(Signal::TSTP);
+    eventually("both are stopped", || {
+        state(job.child.id()) == Some('T') && state(command) == Some('T')
+    });
+    job.signal(Signal::CONT);
+    eventually("both run", || {
+        state(job.child.id()) != Some('T') && state(command) != Some('T')
+    });
+    job.signal(Signal::TERM);
+    assert_eq!(job.line(), "bye");
+    assert_eq!(job.code(), Some(7));
 }
 
 #[test]
@@ -221,7 +247,11 @@ fn wrong_usage_is_refused_and_names_the_argument() {
             &["--soft", "2G", "--max-anon", "1G", "--", "true"],
             "`--soft` (2.00 GiB) must be below `--max-anon` (1.00 GiB)",
         ),
-        (&["--no-such-option", "--", "true"], "--no-such-option"),
+        (
+            &["--no-such-option", "--", "true"],
+            "unknown option `--no-such-option`",
+        ),
+        (&["--", "--", "true"], "unknown option `--`"),
         (&["--quiet"], "COMMAND"),
     ] {
         let output = finish(Command::new(MEMGUARD).args(options));
@@ -253,9 +283,8 @@ fn help_documents_every_exit_code() {
     }
 }
 
-/// A watch that costs is a watch that gets switched off. Processor time, not time on
-/// the wall, so other load does not matter much; the measured share is about a fifth
-/// of the limit.
+/// A watch that costs is a watch that gets switched off. This is processor time, not
+/// time on the wall, so other load matters only through cold caches.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_watch_takes_less_than_a_thousandth_of_a_processor() {
