@@ -1,3 +1,3 @@
-//! What the tests of the whole share.
+//! What the integration tests share.
 
-pub mod oracle;
+pub mod reference;
