@@ -1,1 +1,23 @@
-//! placeholder
+//! Calibration: what a model computes, and how far another is from it.
+//!
+//! [`Corpus`] cuts text into windows of ids, [`Teacher`] runs them through the model
+//! block by block in f32 and shows the inputs of every linear layer, [`StatsBuilder`]
+//! sums those up for quantization, and [`Kl`] compares two models' logits.
+//!
+//! Results do not depend on the number of threads: work is split by the data alone,
+//! and every floating-point sum has one order.
+
+mod corpus;
+mod error;
+mod kl;
+mod matmul;
+mod stats;
+mod teacher;
+mod weights;
+
+pub use corpus::{Corpus, CorpusOptions, SourceUse};
+pub use error::Error;
+pub use kl::{Kl, KlSummary};
+pub use stats::{Stats, StatsBuilder};
+pub use teacher::{Hidden, Hook, Teacher};
+pub use weights::Weights;

@@ -97,7 +97,7 @@ struct QuantizeArgs {
     bits: u8,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
     #[arg(long = "calib", value_name = "FILE")]
-    calibration: Vec<TextSource>,
+    calibration: Vec<PathBuf>,
     /// Calibration tokens at most.
     #[arg(long, default_value_t = 32_768)]
     tokens: usize,

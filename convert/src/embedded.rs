@@ -3,7 +3,11 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::error::Error;
 
 macro_rules! data {
     ($path:literal) => {
@@ -35,4 +39,36 @@ pub(crate) fn write_model(dir: &Path) -> io::Result<()> {
         fs::write(dir.join(name), bytes)?;
     }
     Ok(())
+}
+
+/// A text of the repository: its name, the ending that says what it is, its contents.
+pub(crate) type Text = (&'static str, &'static str, &'static [u8]);
+
+/// Calibration text; its packages do not occur in [`EVALUATION`].
+pub(crate) const CALIBRATION: [Text; 3] = [
+    ("docs", "txt", data!("text/calib_docs.txt")),
+    ("code", "txt", data!("text/calib_code.txt")),
+    ("chat", "jsonl", data!("text/calib_chat.jsonl")),
+];
+
+/// Evaluation text.
+pub(crate) const EVALUATION: [Text; 3] = [
+    ("docs", "txt", data!("text/eval_docs.txt")),
+    ("code", "txt", data!("text/eval_code.txt")),
+    ("chat", "jsonl", data!("text/eval_chat.jsonl")),
+];
+
+/// Writes texts into a folder that lives as long as the returned guard; gives their
+/// names and paths.
+pub(crate) fn write_text(
+    texts: &[Text],
+) -> Result<(TempDir, Vec<(&'static str, PathBuf)>), Error> {
+    let dir = tempfile::tempdir().map_err(|e| Error::unexpected(&e))?;
+    let mut paths = Vec::new();
+    for (name, ending, bytes) in texts {
+        let path = dir.path().join(format!("{name}.{ending}"));
+        fs::write(&path, bytes).map_err(|e| Error::io(&path, &e))?;
+        paths.push((*name, path));
+    }
+    Ok((dir, paths))
 }

@@ -84,8 +84,15 @@ macro_rules! from_bad_input {
 
 from_bad_input!(
     anemone_calib::Error,
+    anemone_schemas::aimodel::asset::AssetError,
     anemone_schemas::checkpoint::Error,
     anemone_schemas::manifest::ManifestError,
     anemone_schemas::store::StoreError,
     anemone_schemas::tokenizer::Error,
 );
+
+impl From<crate::quantize::QuantizeError> for Error {
+    fn from(e: crate::quantize::QuantizeError) -> Self {
+        Self::new(Exit::Numerical, chain(&e))
+    }
+}

@@ -3,6 +3,7 @@
 
 pub mod cli;
 pub mod commands;
+mod embedded;
 pub mod error;
 pub mod lower;
 pub mod quantize;

@@ -93,9 +93,9 @@ pub struct SetQuality {
     /// Share of positions at which both prefer the same token.
     pub top1: f64,
     /// Perplexity of the text under the teacher.
-    pub ppl_teacher: f64,
+    pub ppl_teacher: Option<f64>,
     /// Perplexity of the text under the student.
-    pub ppl_student: f64,
+    pub ppl_student: Option<f64>,
 }
 
 impl Student {

@@ -17,15 +17,17 @@ use super::eval::{self, Candidate, Entry};
 use super::package::{self, PackageOptions};
 use super::quantize::{self, QuantizeOptions};
 use super::target::{self, TargetOptions};
-use super::text::{self, Builtin};
+use super::text::{self, Budget};
 use super::verify;
 use crate::embedded;
 use crate::error::Error;
 use crate::lower::StoreWeights;
-use crate::quantize::{Method, affine};
+use crate::quantize::{Matrix, Method, affine_round_trip};
 use crate::stop::Stop;
 use crate::ui::Ui;
 
+/// Columns that share a scale and a bias (bf16 each) in the comparison row.
+const AFFINE_GROUP: usize = 64;
 const WINDOW: usize = 256;
 const CALIBRATION_TOKENS: usize = 32_768;
 const EVALUATION_TOKENS: usize = 4096;
@@ -51,8 +53,13 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
     let mut clock = Clock::start();
     embedded::write_model(&model).map_err(|e| Error::io(&model, &e))?;
     let checkpoint = Checkpoint::open(&model)?;
-    let sets = text::read_sets(&model, &[], Builtin::Evaluation, WINDOW, EVALUATION_TOKENS)?;
-    let vocab = text::open_tokenizer(&model)?.size();
+    let tokenizer = text::open_tokenizer(&model)?;
+    let budget = Budget {
+        tokens: EVALUATION_TOKENS,
+        window: WINDOW,
+    };
+    let sets = text::evaluation(&tokenizer, &[], budget)?;
+    let vocab = tokenizer.size();
 
     let mut rows: Vec<Row> = Vec::new();
     let rtn = RtnWeights {
@@ -65,7 +72,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
     let mut students = eval::measure(&checkpoint, &sets, vocab, vec![entry], ui, stop)?;
     rows.push(Row {
         size: None,
-        bits: affine::bits_per_weight(affine::GROUP),
+        bits: 4.0 + 32.0 / AFFINE_GROUP as f64,
     });
     clock.lap("affine");
 
@@ -263,7 +270,17 @@ impl Weights for RtnWeights<'_> {
         if !quantized {
             return Ok((shape, weights));
         }
-        let rounded = affine::rtn(&weights, shape[1], 4, affine::GROUP);
+        let matrix = Matrix {
+            name,
+            rows: shape[0],
+            cols: shape[1],
+            data: &weights,
+        };
+        let rounded = affine_round_trip(matrix, 4, AFFINE_GROUP);
+        let rounded = rounded.map_err(|e| anemone_calib::Error::Weight {
+            tensor: name.to_string(),
+            source: Box::new(e),
+        })?;
         Ok((shape, rounded))
     }
 }

@@ -10,13 +10,12 @@ use anemone_calib::{Kl, Teacher, Weights};
 use anemone_runtime::engine::Engine;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::report::{
-    Measured, QualityReport, REPORT_VERSION, SetQuality, Student, TextSet,
+    Measured, QualityReport, REPORT_VERSION, SetQuality, Student, TextSet as ReportedText,
 };
-use anemone_schemas::spec::LM_HEAD;
 use anemone_schemas::store::Store;
 
 use super::target::{quantization_name, store_spec};
-use super::text::{self, TextSource, TextWindows};
+use super::text::{self, Budget, TextSet, TextSource};
 use crate::error::Error;
 use crate::lower::StoreWeights;
 use crate::stop::Stop;
@@ -63,12 +62,14 @@ pub struct Entry<'a> {
 /// Bad input, or nothing to measure.
 pub fn run(options: &EvalOptions, ui: Ui, stop: &Stop) -> Result<QualityReport, Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
-    let sets = text::read_sets(
-        &options.model,
+    let tokenizer = text::open_tokenizer(&options.model)?;
+    let sets = text::evaluation(
+        &tokenizer,
         &options.text,
-        text::Builtin::Evaluation,
-        options.window.min(checkpoint.spec().max_position),
-        options.tokens,
+        Budget {
+            tokens: options.tokens,
+            window: options.window.min(checkpoint.spec().max_position),
+        },
     )?;
     let store = options.store.as_deref().map(Store::open).transpose()?;
     let spec = store.as_ref().map(store_spec).transpose()?;
@@ -96,15 +97,14 @@ pub fn run(options: &EvalOptions, ui: Ui, stop: &Stop) -> Result<QualityReport, 
     if entries.is_empty() {
         return Err(Error::usage("nothing to measure").hint("pass `--store`, `--folder` or both"));
     }
-    let vocab = text::open_tokenizer(&options.model)?.size();
-    let students = measure(&checkpoint, &sets, vocab, entries, ui, stop)?;
+    let students = measure(&checkpoint, &sets, tokenizer.size(), entries, ui, stop)?;
     Ok(report(&checkpoint, &sets, students))
 }
 
 /// The report of measured students.
 pub(super) fn report(
     checkpoint: &Checkpoint,
-    sets: &[TextWindows],
+    sets: &[TextSet],
     students: Vec<Student>,
 ) -> QualityReport {
     QualityReport {
@@ -113,11 +113,11 @@ pub(super) fn report(
         teacher: checkpoint.fingerprint(),
         text: sets
             .iter()
-            .map(|s| TextSet {
+            .map(|s| ReportedText {
                 name: s.name.clone(),
-                windows: s.windows.len(),
-                tokens: s.windows.iter().map(|w| w.len() as u64).sum(),
-                sha256: text::fingerprint(&s.windows),
+                windows: s.corpus.windows().len(),
+                tokens: s.corpus.tokens() as u64,
+                sha256: s.corpus.fingerprint(),
             })
             .collect(),
         students,
@@ -149,7 +149,7 @@ impl<'a> Finished<'a> {
             stage.step(&format!("{name}: layer {layer}"));
         }
         let hidden = teacher.final_norm(&hidden)?.0;
-        let (_, head) = weights.load(LM_HEAD)?;
+        let head = teacher.head()?;
         Ok(Self {
             teacher,
             hidden,
@@ -173,13 +173,16 @@ enum Ready<'a> {
 /// Failures of either side, or an interruption.
 pub fn measure(
     teacher: &dyn Weights,
-    sets: &[TextWindows],
+    sets: &[TextSet],
     tokenizer_vocab: usize,
     entries: Vec<Entry<'_>>,
     ui: Ui,
     stop: &Stop,
 ) -> Result<Vec<Student>, Error> {
-    let windows: Vec<Vec<u32>> = sets.iter().flat_map(|s| s.windows.clone()).collect();
+    let windows: Vec<Vec<u32>> = sets
+        .iter()
+        .flat_map(|s| s.corpus.windows().to_vec())
+        .collect();
     let rows = teacher.spec().vocab;
     let reference = Finished::run(teacher, &windows, "teacher", ui, stop)?;
     let mut students = Vec::new();
@@ -195,26 +198,21 @@ pub fn measure(
         let mut next = 0;
         let mut measures = Vec::new();
         for set in sets {
-            let mut kl = Kl::new(tokenizer_vocab);
-            for window in &set.windows {
+            let mut kl = Kl::new();
+            for window in set.corpus.windows() {
                 stop.check()?;
                 let expected = reference.logits(next)?;
                 let found = match &mut ready {
                     Ready::Weights(f) => f.logits(next)?,
                     Ready::Folder(e) => e.logits(window)?,
                 };
-                if found.len() != expected.len() {
-                    return Err(Error::bad_input(format!(
-                        "`{}` has {} logits per token, the teacher {rows}",
-                        entry.name,
-                        found.len() / window.len().max(1)
-                    )));
-                }
-                kl.add_window(&expected, &found, window);
+                let next_ids = window[1..].iter().map(|&id| Some(id)).chain([None]);
+                let targets: Vec<Option<u32>> = next_ids.collect();
+                kl.add_rows(&expected, &found, rows, tokenizer_vocab, &targets)?;
                 next += 1;
                 stage.step(&format!("{}: {}", entry.name, set.name));
             }
-            measures.push(quality(&set.name, &kl));
+            measures.push(quality(&set.name, &kl)?);
         }
         students.push(Student {
             name: entry.name,
@@ -225,9 +223,11 @@ pub fn measure(
     Ok(students)
 }
 
-fn quality(set: &str, kl: &Kl) -> SetQuality {
-    let s = kl.summary();
-    SetQuality {
+fn quality(set: &str, kl: &Kl) -> Result<SetQuality, Error> {
+    let s = kl
+        .summary()
+        .ok_or_else(|| Error::bad_input(format!("text set `{set}` has no tokens")))?;
+    Ok(SetQuality {
         set: set.to_string(),
         tokens: s.tokens,
         kl_mean: s.mean,
@@ -240,5 +240,5 @@ fn quality(set: &str, kl: &Kl) -> SetQuality {
         top1: s.top1,
         ppl_teacher: s.ppl_teacher,
         ppl_student: s.ppl_student,
-    }
+    })
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use anemone_schemas::aimodel::ir::{Module, Type, ValueId};
-use anemone_schemas::aimodel::{asset, text};
+use anemone_schemas::aimodel::ir::ValueId;
+use anemone_schemas::aimodel::asset;
+use anemone_schemas::aimodel::text::{self, TextOptions};
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::manifest::{MANIFEST_FILE, Manifest};
 use anemone_schemas::store::Store;
@@ -152,7 +153,7 @@ fn folder(path: &Path) -> Result<String, Error> {
 fn program(path: &Path, full: bool) -> Result<String, Error> {
     let module = asset::open_asset(path)?;
     let mut out = format!("program {}\n", path.display());
-    let value = |v: ValueId| type_name(&module, v);
+    let value = |v: ValueId| text::type_name(&module, module.ty(module.value_type(v)));
     for g in module.graphs() {
         let _ = writeln!(out, "{}{}", if g.private { "private " } else { "" }, g.name);
         for (name, v) in &g.inputs {
@@ -175,23 +176,7 @@ fn program(path: &Path, full: bool) -> Result<String, Error> {
     let blobs: u64 = module.blobs().iter().map(|b| b.len()).sum();
     let _ = writeln!(out, "{} resources, {}", module.blobs().len(), megabytes(blobs));
     if full {
-        out.push_str(&text::print(&module));
+        out.push_str(&text::to_text(&module, &TextOptions::default()));
     }
     Ok(out)
-}
-
-fn type_name(module: &Module, value: ValueId) -> String {
-    let tensor = |t: &anemone_schemas::aimodel::ir::TensorType| {
-        let dims: Vec<String> = t.shape.iter().map(ToString::to_string).collect();
-        format!("{}[{}]", t.elem.name(), dims.join(","))
-    };
-    match module.ty(module.value_type(value)) {
-        Type::Tensor(t) => tensor(t),
-        Type::Handle(inner) => match module.ty(*inner) {
-            Type::Tensor(t) => format!("state {}", tensor(t)),
-            _ => "state".into(),
-        },
-        Type::Token => "token".into(),
-        other => format!("{other:?}"),
-    }
 }

@@ -14,25 +14,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anemone_calib::{Hidden, Stats, Teacher, Weights};
+use anemone_calib::{Corpus, Hidden, Stats, StatsBuilder, Teacher, Weights};
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::exit::Exit;
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
 use anemone_schemas::store::{DenseElem, Key, Provenance, Store, StoreWriter};
 use half::f16;
-use serde_json::json;
-use sha2::{Digest, Sha256};
+use serde_json::{Map, Value};
 
-use super::files::hex;
-use super::text::{self, TextSource};
+use super::text::{self, Budget};
 use crate::error::Error;
-use crate::quantize::{Calibration, Method, Options, quantize_matrix};
+use crate::quantize::{CODE_VERSION, Calibration, Matrix, Method, Quantizer, Settings};
 use crate::stop::Stop;
-use crate::ui::Ui;
-
-/// Bumped by hand whenever the quantizer's results change, so that matrices of an
-/// older version are not taken for finished ones.
-const CODE_VERSION: u32 = 1;
+use crate::ui::{Stage, Ui};
 
 /// File of the store that holds the model's spec.
 pub(super) const SPEC_FILE: &str = "model_spec.json";
@@ -49,7 +43,7 @@ pub struct QuantizeOptions {
     /// Bits per weight.
     pub bits: u8,
     /// Calibration text; empty for the built-in one.
-    pub calibration: Vec<TextSource>,
+    pub calibration: Vec<PathBuf>,
     /// At most this many calibration tokens.
     pub tokens: usize,
     /// Tokens per window.
@@ -67,46 +61,61 @@ pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Erro
     let checkpoint = Checkpoint::open(&options.model)?;
     refuse_foreign_output(&options.model, &options.output)?;
     let spec = checkpoint.spec();
-    let windows = calibration_windows(options, spec)?;
-    let calibration = windows.as_ref().map(|w| text::fingerprint(w));
-    let settings = json!({
-        "bits": options.bits,
-        "group_rows": GROUP_ROWS,
-        "calibration_tokens": windows.as_ref().map(|w| w.iter().map(Vec::len).sum::<usize>()),
-        "window": options.window,
-        "code_version": CODE_VERSION,
-    });
+    let corpus = text::calibration(
+        &text::open_tokenizer(&options.model)?,
+        &options.calibration,
+        Budget {
+            tokens: options.tokens,
+            window: options.window.min(spec.max_position),
+        },
+    )?;
+    let settings = Settings {
+        bits: options.bits,
+        ..Settings::default()
+    };
     ui.note(&format!(
-        "quantizing {} layers of `{}` with {}",
+        "quantizing the {} layers of `{}` with {}, {} calibration tokens",
         spec.layers,
         options.model.display(),
         options.method.name(),
+        corpus.tokens(),
     ));
     let provenance = Provenance {
         source_fingerprint: checkpoint.fingerprint(),
         method: options.method.name().to_string(),
-        settings: settings.as_object().cloned().unwrap_or_default(),
-        calibration,
+        settings: recorded(&settings, &corpus)?,
+        calibration: Some(corpus.fingerprint()),
         tool: crate::PRODUCER.to_string(),
     };
-    let writer = StoreWriter::create_or_resume(&options.output, provenance.clone())?;
     let mut job = Job {
         options,
         checkpoint: &checkpoint,
         spec,
+        quantizer: Quantizer::new(settings, options.jobs)?,
         seed: serde_json::to_string(&provenance).map_err(|e| Error::unexpected(&e))?,
-        writer,
+        writer: StoreWriter::create_or_resume(&options.output, provenance)?,
         stage: ui.stage("quantize", spec.layers * Linear::ALL.len() + 1),
+        ui,
         stop,
     };
-    job.matrices(windows.as_deref())?;
+    job.matrices(corpus.windows())?;
     job.dense()?;
     job.copies()?;
     checkpoint.unchanged()?;
     Ok(job.writer.finish()?)
 }
 
-const GROUP_ROWS: usize = 32;
+/// All settings that change the result, for the store's provenance.
+fn recorded(settings: &Settings, corpus: &Corpus) -> Result<Map<String, Value>, Error> {
+    let mut map = match serde_json::to_value(settings) {
+        Ok(Value::Object(map)) => map,
+        Ok(_) => Map::new(),
+        Err(e) => return Err(Error::unexpected(&e)),
+    };
+    map.insert("calibration_tokens".into(), corpus.tokens().into());
+    map.insert("code_version".into(), CODE_VERSION.into());
+    Ok(map)
+}
 
 /// Refuses an output inside the input, and a folder that is neither empty nor ours.
 fn refuse_foreign_output(model: &Path, output: &Path) -> Result<(), Error> {
@@ -134,31 +143,16 @@ fn refuse_foreign_output(model: &Path, output: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn calibration_windows(
-    options: &QuantizeOptions,
-    spec: &ModelSpec,
-) -> Result<Option<Vec<Vec<u32>>>, Error> {
-    if !options.method.needs_calibration() {
-        return Ok(None);
-    }
-    let sets = text::read_sets(
-        &options.model,
-        &options.calibration,
-        text::Builtin::Calibration,
-        options.window.min(spec.max_position),
-        options.tokens,
-    )?;
-    Ok(Some(sets.into_iter().flat_map(|s| s.windows).collect()))
-}
-
 struct Job<'a> {
     options: &'a QuantizeOptions,
     checkpoint: &'a Checkpoint,
     spec: &'a ModelSpec,
-    /// All settings as text: part of every key.
+    quantizer: Quantizer,
+    /// The provenance as text: part of every key.
     seed: String,
     writer: StoreWriter,
-    stage: crate::ui::Stage,
+    stage: Stage,
+    ui: Ui,
     stop: &'a Stop,
 }
 
@@ -168,55 +162,45 @@ impl Job<'_> {
     }
 
     /// All matrices, layer by layer, then the output layer.
-    fn matrices(&mut self, windows: Option<&[Vec<u32>]>) -> Result<(), Error> {
+    fn matrices(&mut self, windows: &[Vec<u32>]) -> Result<(), Error> {
         let teacher = Teacher::new(self.checkpoint);
         let mut hidden: Option<Hidden> = None;
         for layer in 0..self.spec.layers {
             let missing = self.missing(layer)?;
-            // With nothing left to do up to here, the teacher need not run at all;
-            // it catches up below once a layer has something missing.
-            if missing.is_empty() {
-                if let Some(h) = hidden.as_mut() {
-                    teacher.block(layer, h, None)?;
-                }
+            // Where nothing is missing the teacher need not run, until a later layer
+            // needs its hidden states: then it catches up.
+            if missing.is_empty() && hidden.is_none() {
                 continue;
             }
-            let stats = match windows {
-                None => BTreeMap::new(),
-                Some(windows) => {
-                    if hidden.is_none() {
-                        hidden = Some(self.catch_up(&teacher, windows, layer)?);
-                    }
-                    let h = hidden.as_mut().expect("just set");
-                    self.layer_stats(&teacher, layer, h)?
-                }
+            let mut h = match hidden.take() {
+                Some(h) => h,
+                None => self.catch_up(&teacher, windows, layer)?,
             };
-            for linear in missing {
-                self.stop.check()?;
-                self.matrix(&linear.tensor(layer), stats.get(&linear.site()))?;
+            let stats = self.layer_stats(&teacher, layer, &mut h, !missing.is_empty())?;
+            hidden = Some(h);
+            for (site, stats) in &stats {
+                let linears: Vec<Linear> = missing
+                    .iter()
+                    .copied()
+                    .filter(|l| l.site() == *site)
+                    .collect();
+                let names: Vec<String> = linears.iter().map(|l| l.tensor(layer)).collect();
+                self.site(stats, &names)?;
             }
         }
         if self.writer.has_lut(LM_HEAD, &self.key(LM_HEAD))? {
             self.stage.step(LM_HEAD);
             return Ok(());
         }
-        let stats = match windows {
-            None => None,
-            Some(windows) => {
-                let h = match hidden {
-                    Some(h) => h,
-                    None => self.catch_up(&teacher, windows, self.spec.layers)?,
-                };
-                let normed = teacher.final_norm(&h)?;
-                let mut stats = Stats::new(Site::HeadIn, self.spec.hidden);
-                for rows in &normed.0 {
-                    stats.add(rows);
-                }
-                Some(stats)
-            }
+        let h = match hidden {
+            Some(h) => h,
+            None => self.catch_up(&teacher, windows, self.spec.layers)?,
         };
-        self.stop.check()?;
-        self.matrix(LM_HEAD, stats.as_ref())
+        let mut builder = StatsBuilder::new(Site::HeadIn, self.spec.hidden);
+        for rows in &teacher.final_norm(&h)?.0 {
+            builder.add(rows)?;
+        }
+        self.site(&builder.finish()?, &[LM_HEAD.to_string()])
     }
 
     /// The matrices of a layer that are not in the store yet.
@@ -249,55 +233,65 @@ impl Job<'_> {
         Ok(hidden)
     }
 
-    /// Runs `layer` over all windows and gathers the statistics of its inputs.
+    /// Takes `hidden` through `layer`; gathers the statistics of its inputs if `wanted`.
     fn layer_stats(
         &self,
         teacher: &Teacher<'_>,
         layer: usize,
         hidden: &mut Hidden,
+        wanted: bool,
     ) -> Result<BTreeMap<Site, Stats>, Error> {
-        let mut all: BTreeMap<Site, Stats> = BTreeMap::new();
+        let mut builders: BTreeMap<Site, StatsBuilder> = BTreeMap::new();
+        let mut failed = None;
         let spec = self.spec;
-        teacher.block(
-            layer,
-            hidden,
-            Some(&mut |site: Site, rows: &[f32]| {
-                all.entry(site)
-                    .or_insert_with(|| Stats::new(site, site.width(spec)))
-                    .add(rows);
-            }),
-        )?;
-        Ok(all)
+        let mut hook = |site: Site, rows: &[f32]| {
+            let builder = builders
+                .entry(site)
+                .or_insert_with(|| StatsBuilder::new(site, site.width(spec)));
+            if let Err(e) = builder.add(rows) {
+                failed.get_or_insert(e);
+            }
+        };
+        teacher.block(layer, hidden, wanted.then_some(&mut hook))?;
+        if let Some(e) = failed {
+            return Err(e.into());
+        }
+        let stats = builders.into_iter().map(|(site, b)| Ok((site, b.finish()?)));
+        stats.collect()
     }
 
-    /// Quantizes one matrix and puts it into the store.
-    fn matrix(&mut self, name: &str, stats: Option<&Stats>) -> Result<(), Error> {
-        let (shape, weights) = self.checkpoint.load(name)?;
-        let [rows, cols] = shape[..] else {
-            return Err(Error::bad_input(format!("`{name}` is no matrix: {shape:?}")));
+    /// Quantizes the matrices that read from one site and puts them into the store.
+    fn site(&mut self, stats: &Stats, names: &[String]) -> Result<(), Error> {
+        let Some(first) = names.first() else {
+            return Ok(());
         };
-        let calibration = stats.map(|s| Calibration {
-            cols: s.cols,
-            hessian: &s.hessian,
-            sumsq: &s.sumsq,
-            rows: s.rows,
-        });
-        let options = Options {
-            bits: self.options.bits,
-            group_rows: GROUP_ROWS,
-            jobs: self.options.jobs,
+        let calibration = Calibration {
+            name: first,
+            cols: stats.cols,
+            hessian: &stats.hessian,
+            sumsq: &stats.sumsq,
+            rows: stats.rows,
         };
-        let (lut, report) = quantize_matrix(
-            &weights,
-            [rows, cols],
-            calibration.as_ref(),
-            self.options.method,
-            &options,
-        )
-        .map_err(|e| Error::new(Exit::Numerical, format!("`{name}`: {e}")))?;
-        let key = self.key(name);
-        self.writer.put_lut(name, &key, &lut, report)?;
-        self.stage.step(name);
+        let prepared = self.quantizer.prepare(calibration, self.options.method)?;
+        for name in names {
+            self.stop.check()?;
+            let (shape, data) = self.checkpoint.load(name)?;
+            let [rows, cols] = shape[..] else {
+                return Err(Error::bad_input(format!("`{name}` is no matrix: {shape:?}")));
+            };
+            let matrix = Matrix {
+                name,
+                rows,
+                cols,
+                data: &data,
+            };
+            let (lut, report) = self.quantizer.quantize(matrix, &prepared)?;
+            if let Some(why) = &report.fallback {
+                self.ui.note(&format!("`{name}`: {why}; used {}", report.method));
+            }
+            self.writer.put_lut(name, &self.key(name), &lut, report)?;
+            self.stage.step(name);
+        }
         Ok(())
     }
 
@@ -346,9 +340,9 @@ impl Job<'_> {
         spec.push('\n');
         self.writer.put_file(SPEC_FILE, spec.as_bytes())?;
         for name in text::open_tokenizer(&self.options.model)?.files() {
-            let path = self.options.model.join(&name);
+            let path = self.options.model.join(name);
             let bytes = fs::read(&path).map_err(|e| Error::io(&path, &e))?;
-            self.writer.put_file(&name, &bytes)?;
+            self.writer.put_file(name, &bytes)?;
         }
         Ok(())
     }
@@ -369,16 +363,4 @@ fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, 
         bytes.extend_from_slice(&h.to_le_bytes());
     }
     Ok(bytes)
-}
-
-/// Digest of everything in a store, in order of names: equal stores, equal digests.
-pub fn store_digest(store: &Store) -> String {
-    let mut hash = Sha256::new();
-    for m in &store.manifest().matrices {
-        hash.update(format!("{} {}\n", m.name, m.sha256));
-    }
-    for d in &store.manifest().dense {
-        hash.update(format!("{} {}\n", d.name, d.sha256));
-    }
-    hex(&hash.finalize())
 }

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::aimodel::asset::{self, Metadata};
-use anemone_schemas::aimodel::check;
 use anemone_schemas::atomic::AtomicDir;
 use anemone_schemas::exit::Exit;
 use anemone_schemas::manifest::{
@@ -80,10 +79,8 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         stop.check()?;
         let path = format!("chunk_{i}.aimodel");
         let module = lower_chunk(&store, &plan, chunk)?;
-        check::check(&module)
-            .map_err(|e| Error::new(Exit::Verification, format!("chunk {i}: {e}")))?;
         let metadata = Metadata {
-            producer: crate::PRODUCER.to_string(),
+            producer: Some(crate::PRODUCER.to_string()),
             description: Some(format!(
                 "{}: layers {} to {}",
                 options.name,
@@ -119,17 +116,12 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
     let source = open_tokenizer(store.dir())?;
     for name in source.files() {
-        let (from, to) = (store.dir().join(&name), tokenizer_dir.join(&name));
+        let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
         fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
     }
     let tokenizer = open_tokenizer(&tokenizer_dir)?;
     let tokenizer_vocab = tokenizer.size();
-    if tokenizer_vocab > spec.vocab {
-        return Err(Error::bad_input(format!(
-            "the tokenizer knows {tokenizer_vocab} ids, the model has {} rows",
-            spec.vocab
-        )));
-    }
+    tokenizer.check_fits(spec.vocab)?;
     let provenance = &store.manifest().provenance;
     let mut stops = tokenizer.stop_ids();
     stops.extend(spec.eos.iter().copied());

@@ -3,15 +3,12 @@
 use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::{Blob, BlobData, BlobId, Elem, Module, TensorType, ValueId};
-use anemone_schemas::spec::{Linear, ModelSpec, Norm};
+use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm};
 use anemone_schemas::store::{Store, StoredLut};
 
 use super::layer::LayerWeights;
 use super::plan::ChunkPlan;
 use crate::error::Error;
-
-/// Name of the output layer's matrix in a store, whether tied or not.
-pub const HEAD_TENSOR: &str = "lm_head.weight";
 
 /// A LUT matrix whose bytes the module refers to in the store.
 pub(super) struct LinearWeights {
@@ -139,11 +136,11 @@ impl ChunkWeights {
         }
         let head = if chunk.head {
             Some(HeadWeights {
-                norm: norm("model.norm.weight", spec.hidden)?,
+                norm: norm(FINAL_NORM, spec.hidden)?,
                 linear: LinearWeights::register(
                     module,
                     store,
-                    HEAD_TENSOR,
+                    LM_HEAD,
                     [spec.vocab, spec.hidden],
                 )?,
             })
@@ -176,6 +173,9 @@ impl Weights for StoreWeights<'_> {
                 .map(|lut| (vec![rows, cols], lut.dequantize())),
             Err(_) => self.store.dense_f32(name),
         };
-        loaded.map_err(|e| CalibError::weights(name, e))
+        loaded.map_err(|e| CalibError::Weight {
+            tensor: name.to_string(),
+            source: Box::new(e),
+        })
     }
 }

@@ -484,6 +484,8 @@ pub struct Module {
     pub graphs: Vec<OpId>,
     /// Feature version of the asset, `None` where the file has none.
     pub version: Option<u32>,
+    /// The asset operation's `source` string, which Apple leaves out.
+    pub source: Option<AttrId>,
     /// Location of the asset operation.
     pub loc: Option<AttrId>,
 }
@@ -665,7 +667,7 @@ pub struct Graph<'a> {
 }
 
 impl<'a> Graph<'a> {
-    fn of(m: &'a Module, id: OpId) -> Option<Self> {
+    pub(crate) fn of(m: &'a Module, id: OpId) -> Option<Self> {
         let op = m.op(id);
         let string = |name| match m.attr(op.prop(name)?) {
             Attr::String(s) => Some(s.as_str()),

@@ -1,9 +1,18 @@
 //! Core AI programs: the `.aimodel` folder and its MLIR bytecode.
 //!
-//! [`ir`] is the program in memory, [`build`] makes one.
+//! [`ir`] is the program in memory, [`build`] makes one, [`check`] says whether it
+//! is well formed, [`encode`] and [`decode`] go to and from bytes, [`asset`] is the
+//! folder around them and [`text`] shows a program to people. The constants of the
+//! wire format are in one file, `ids.rs`.
 
+pub mod asset;
 pub mod build;
+pub mod check;
+pub mod decode;
+pub mod encode;
+mod ids;
 mod infer;
 pub mod ir;
 mod limits;
 pub mod text;
+mod varint;

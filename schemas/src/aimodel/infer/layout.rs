@@ -76,7 +76,7 @@ impl Ctx<'_> {
                 dims[axis]
             );
             demand!(
-                dims[axis] / size <= crate::aimodel::limits::MAX_OPERANDS,
+                dims[axis] / size <= crate::aimodel::limits::MAX_RESULTS,
                 "splits into {} parts",
                 dims[axis] / size
             );

@@ -1,0 +1,278 @@
+//! The forward pass of the original model, in f32, one block at a time.
+//!
+//! A block is `h += o(attention(norm(h)))`, `h += down(silu(gate(n)) * up(n))` with
+//! `n = norm(h)`. All windows go through one block before the next is loaded, so only
+//! one block's weights are in memory, however large the model.
+//!
+//! Windows are processed in groups of about [`GROUP_ROWS`] positions that share each
+//! matrix product; attention does not cross windows. The groups follow from the window
+//! lengths alone.
+
+use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
+use candle_core::Tensor;
+use rayon::prelude::*;
+
+use crate::matmul::{linear, matrix};
+use crate::{Error, Weights};
+
+mod attention;
+mod math;
+
+use attention::Attention;
+use math::{add_assign, rms_norm, swiglu};
+
+/// Positions per group: enough to keep the matrix product busy, few enough that the
+/// widest activation of a 10k-wide MLP takes 80 MB.
+const GROUP_ROWS: usize = 2048;
+
+/// Rows of the output projection per product in [`Teacher::logits`].
+const HEAD_PANEL: usize = 8192;
+
+/// The residual stream: for each window, row-major `[positions, hidden]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hidden(pub Vec<Vec<f32>>);
+
+/// Sees the input of linear layers as it is computed: the site, and row-major
+/// activations of [`Site::width`] columns, some whole windows at a time, in order.
+pub type Hook<'a> = &'a mut dyn FnMut(Site, &[f32]);
+
+/// The forward pass over some weights. See the [module documentation](self).
+pub struct Teacher<'a> {
+    weights: &'a dyn Weights,
+}
+
+/// One block's weights.
+struct Block {
+    input_norm: Vec<f32>,
+    post_norm: Vec<f32>,
+    attention: Attention,
+    linears: Vec<Tensor>,
+}
+
+impl Block {
+    fn linear(&self, which: Linear, x: &Tensor) -> Result<Vec<f32>, Error> {
+        linear(x, &self.linears[which as usize])
+    }
+}
+
+impl<'a> Teacher<'a> {
+    /// A forward pass over `weights`.
+    pub fn new(weights: &'a dyn Weights) -> Self {
+        Self { weights }
+    }
+
+    /// The model's dimensions.
+    pub fn spec(&self) -> &ModelSpec {
+        self.weights.spec()
+    }
+
+    /// The embeddings of windows of ids.
+    ///
+    /// # Errors
+    /// An id outside the vocabulary, a window longer than the model's context, or an
+    /// error of the weights.
+    pub fn embed(&self, windows: &[Vec<u32>]) -> Result<Hidden, Error> {
+        let spec = self.spec();
+        for (window, ids) in windows.iter().enumerate() {
+            if ids.len() > spec.max_position {
+                return Err(Error::WindowTooLong {
+                    window,
+                    length: ids.len(),
+                    max: spec.max_position,
+                });
+            }
+            let bad = ids.iter().position(|&id| id as usize >= spec.vocab);
+            if let Some(position) = bad {
+                return Err(Error::IdOutOfRange {
+                    window,
+                    position,
+                    id: ids[position],
+                    vocab: spec.vocab,
+                });
+            }
+        }
+        // One call: weights that cannot gather rows load the whole table for it.
+        let ids = windows.concat();
+        let mut rows = self.weights.rows(EMBEDDING, &ids)?;
+        let mut hidden = Vec::with_capacity(windows.len());
+        for ids in windows.iter().rev() {
+            hidden.push(rows.split_off(rows.len() - ids.len() * spec.hidden));
+        }
+        hidden.reverse();
+        Ok(Hidden(hidden))
+    }
+
+    /// Takes `hidden` through block `layer`. The hook sees [`Site::AttnIn`],
+    /// [`Site::AttnOut`], [`Site::MlpIn`] and [`Site::MlpMid`].
+    ///
+    /// # Errors
+    /// An error of the weights, or [`Error::NonFiniteActivation`].
+    pub fn block(
+        &self,
+        layer: usize,
+        hidden: &mut Hidden,
+        mut hook: Option<Hook<'_>>,
+    ) -> Result<(), Error> {
+        let spec = self.spec();
+        let longest = hidden.0.iter().map(|h| h.len() / spec.hidden).max();
+        let block = self.load_block(layer, longest.unwrap_or(0))?;
+        let mut see = |site: Site, activations: &[f32]| {
+            if let Some(hook) = &mut hook {
+                hook(site, activations);
+            }
+        };
+        let mut first = 0;
+        while first < hidden.0.len() {
+            let mut rows = 0;
+            let mut group = 0;
+            for window in &hidden.0[first..] {
+                let length = window.len() / spec.hidden;
+                if group > 0 && rows + length > GROUP_ROWS {
+                    break;
+                }
+                rows += length;
+                group += 1;
+            }
+            let windows = &mut hidden.0[first..first + group];
+            self.block_on_group(&block, windows, &mut see)?;
+            self.check_finite(layer, first, windows)?;
+            first += group;
+        }
+        Ok(())
+    }
+
+    fn block_on_group(
+        &self,
+        block: &Block,
+        windows: &mut [Vec<f32>],
+        see: Hook<'_>,
+    ) -> Result<(), Error> {
+        let spec = self.spec();
+        let lengths: Vec<usize> = windows.iter().map(|h| h.len() / spec.hidden).collect();
+        let rows: usize = lengths.iter().sum();
+        if rows == 0 {
+            return Ok(());
+        }
+        let mut residual = windows.concat();
+
+        let input = rms_norm(&residual, &block.input_norm, spec.rms_eps);
+        see(Site::AttnIn, &input);
+        let input = matrix(input, rows, spec.hidden)?;
+        let [q, k, v] = [Linear::Q, Linear::K, Linear::V].map(|which| block.linear(which, &input));
+        let mixed = block.attention.run(&lengths, q?, k?, v?)?;
+        see(Site::AttnOut, &mixed);
+        let mixed = matrix(mixed, rows, spec.heads * spec.head_dim)?;
+        add_assign(&mut residual, &block.linear(Linear::O, &mixed)?);
+
+        let input = rms_norm(&residual, &block.post_norm, spec.rms_eps);
+        see(Site::MlpIn, &input);
+        let input = matrix(input, rows, spec.hidden)?;
+        let mut gated = block.linear(Linear::Gate, &input)?;
+        swiglu(&mut gated, &block.linear(Linear::Up, &input)?);
+        see(Site::MlpMid, &gated);
+        let gated = matrix(gated, rows, spec.intermediate)?;
+        add_assign(&mut residual, &block.linear(Linear::Down, &gated)?);
+
+        let mut rest = residual.as_slice();
+        for window in windows {
+            let (own, others) = rest.split_at(window.len());
+            window.copy_from_slice(own);
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn check_finite(&self, layer: usize, first: usize, windows: &[Vec<f32>]) -> Result<(), Error> {
+        let hidden = self.spec().hidden;
+        let bad = windows
+            .par_iter()
+            .enumerate()
+            .find_map_first(|(at, window)| {
+                let index = window.iter().position(|x| !x.is_finite())?;
+                Some((at, index, window[index]))
+            });
+        match bad {
+            None => Ok(()),
+            Some((at, index, value)) => Err(Error::NonFiniteActivation {
+                layer,
+                window: first + at,
+                position: index / hidden,
+                channel: index % hidden,
+                value,
+            }),
+        }
+    }
+
+    /// `hidden` after the final norm, which the output projection reads
+    /// ([`Site::HeadIn`]).
+    ///
+    /// # Errors
+    /// An error of the weights.
+    pub fn final_norm(&self, hidden: &Hidden) -> Result<Hidden, Error> {
+        let spec = self.spec();
+        let weight = self.load(FINAL_NORM, &[spec.hidden])?;
+        let norm = |window: &Vec<f32>| rms_norm(window, &weight, spec.rms_eps);
+        Ok(Hidden(hidden.0.iter().map(norm).collect()))
+    }
+
+    /// The output projection, `[vocab, hidden]`, for [`Teacher::logits`].
+    ///
+    /// # Errors
+    /// An error of the weights.
+    pub fn head(&self) -> Result<Vec<f32>, Error> {
+        let spec = self.spec();
+        self.load(LM_HEAD, &[spec.vocab, spec.hidden])
+    }
+
+    /// Logits `[rows, vocab]` of rows after the final norm. Takes `4 * rows * vocab`
+    /// bytes, so long windows are better given in parts.
+    ///
+    /// # Errors
+    /// An error of the matrix product.
+    ///
+    /// # Panics
+    /// If the lengths are not multiples of `hidden`.
+    pub fn logits(&self, normed: &[f32], head: &[f32]) -> Result<Vec<f32>, Error> {
+        let width = self.spec().hidden;
+        assert!(normed.len() % width == 0 && head.len() % width == 0);
+        let (rows, vocab) = (normed.len() / width, head.len() / width);
+        let x = matrix(normed.to_vec(), rows, width)?;
+        let mut logits = vec![0.0; rows * vocab];
+        for (panel, weight) in head.chunks(HEAD_PANEL * width).enumerate() {
+            let cols = weight.len() / width;
+            let part = linear(&x, &matrix(weight.to_vec(), cols, width)?)?;
+            let first = panel * HEAD_PANEL;
+            for (to, from) in logits.chunks_exact_mut(vocab).zip(part.chunks_exact(cols)) {
+                to[first..first + cols].copy_from_slice(from);
+            }
+        }
+        Ok(logits)
+    }
+
+    fn load_block(&self, layer: usize, positions: usize) -> Result<Block, Error> {
+        let spec = self.spec();
+        let norm = |norm: Norm| self.load(&norm.tensor(layer), &[norm.width(spec)]);
+        let linears = Linear::ALL.map(|which| {
+            let [out, input] = which.shape(spec);
+            matrix(self.load(&which.tensor(layer), &[out, input])?, out, input)
+        });
+        Ok(Block {
+            input_norm: norm(Norm::Input)?,
+            post_norm: norm(Norm::PostAttention)?,
+            attention: Attention::new(spec, norm(Norm::Q)?, norm(Norm::K)?, positions),
+            linears: linears.into_iter().collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn load(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, Error> {
+        let (found, data) = self.weights.load(name)?;
+        if found != expected || data.len() != expected.iter().product::<usize>() {
+            return Err(Error::WeightShape {
+                tensor: name.to_owned(),
+                expected: expected.to_vec(),
+                found,
+            });
+        }
+        Ok(data)
+    }
+}

@@ -1,0 +1,311 @@
+//! From a weight matrix and the statistics of its inputs to a lookup-table matrix.
+//!
+//! ```text
+//! Calibration --prepare--> Prepared --quantize(Matrix)--> LutMatrix + MatrixReport
+//! ```
+//!
+//! A method is a row of stages, each a function from tables and codes to better ones:
+//!
+//! | method | tables | codes |
+//! |---|---|---|
+//! | [`Method::KMeansUnweighted`] | k-means | nearest value |
+//! | [`Method::KMeans`] | k-means weighted by Σx² of the column | nearest value |
+//! | [`Method::Gptq`] | the same | error feedback through the Hessian Σ x xᵀ |
+//!
+//! Everything here is deterministic: the same inputs and settings give the same bytes,
+//! whatever the number of threads. Nothing here reads or writes files.
+
+mod affine;
+mod codebook;
+mod error;
+mod gptq;
+mod hessian;
+mod kmeans;
+mod linalg;
+mod tile;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutMatrix, LutShape};
+use anemone_schemas::store::MatrixReport;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+pub use affine::affine_round_trip;
+pub use error::QuantizeError;
+pub use hessian::Prepared;
+
+use codebook::{Codebook, round_to_f16};
+use kmeans::KMeans;
+use tile::{Rounded, Tile};
+
+/// Part of the key of stored matrices: raised whenever the same inputs and settings
+/// would give other bytes than before.
+pub const CODE_VERSION: u32 = 1;
+
+/// How tables and codes are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Method {
+    /// Every weight counts the same.
+    KMeansUnweighted,
+    /// Every input column counts by its sum of squares.
+    KMeans,
+    /// [`Method::KMeans`] for the tables, then rounding with error feedback.
+    Gptq,
+}
+
+impl Method {
+    /// The name used in settings and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KMeansUnweighted => "k-means-unweighted",
+            Self::KMeans => "k-means",
+            Self::Gptq => "gptq",
+        }
+    }
+}
+
+/// What determines the result besides the inputs and the method.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Bits per weight, one of [`anemone_schemas::lut::BITS`].
+    pub bits: u8,
+    /// Rows that share a table.
+    pub group_rows: usize,
+    /// What is added to the diagonal of the Hessian, as a fraction of its mean. The
+    /// usual 0.01 fits the calibration text too closely when that has only 5 to 15 tokens per
+    /// column.
+    pub damping: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            bits: 4,
+            group_rows: DEFAULT_GROUP_ROWS,
+            damping: 0.05,
+        }
+    }
+}
+
+/// A row-major weight matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// Name of the tensor, for messages.
+    pub name: &'a str,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// `rows * cols` finite weights.
+    pub data: &'a [f32],
+}
+
+impl<'a> Matrix<'a> {
+    fn row(&self, row: usize) -> &'a [f32] {
+        &self.data[row * self.cols..][..self.cols]
+    }
+
+    fn check(&self) -> Result<(), QuantizeError> {
+        let expected = self.rows.saturating_mul(self.cols);
+        if expected != self.data.len() || expected == 0 {
+            return Err(QuantizeError::Length {
+                name: self.name.to_string(),
+                what: "weights",
+                expected: expected.max(1),
+                found: self.data.len(),
+            });
+        }
+        match self.data.iter().position(|v| !v.is_finite()) {
+            None => Ok(()),
+            Some(at) => Err(QuantizeError::NotFinite {
+                name: self.name.to_string(),
+                what: "weight",
+                row: at / self.cols,
+                col: at % self.cols,
+                value: self.data[at].into(),
+            }),
+        }
+    }
+}
+
+/// Statistics of the inputs x of a layer over the calibration rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Calibration<'a> {
+    /// Where in the model, for messages.
+    pub name: &'a str,
+    /// Input features.
+    pub cols: usize,
+    /// Σ x xᵀ, `cols * cols`.
+    pub hessian: &'a [f32],
+    /// Σ x² per column: the diagonal of the Hessian, summed in f64.
+    pub sumsq: &'a [f64],
+    /// Number of rows.
+    pub rows: u64,
+}
+
+impl Calibration<'_> {
+    fn diagonal(&self, col: usize) -> f64 {
+        self.hessian[col * self.cols + col].into()
+    }
+}
+
+/// Settings together with the threads that do the work.
+#[derive(Debug)]
+pub struct Quantizer {
+    settings: Settings,
+    pool: rayon::ThreadPool,
+}
+
+impl Quantizer {
+    /// A quantizer with `jobs` threads; 0 means one per core. The number has no
+    /// influence on the result.
+    ///
+    /// # Errors
+    /// Settings out of range, or threads that can not be started.
+    pub fn new(settings: Settings, jobs: usize) -> Result<Self, QuantizeError> {
+        LutShape::new(1, 1, settings.bits, settings.group_rows).map_err(|source| {
+            QuantizeError::Lut {
+                name: "settings".to_string(),
+                source,
+            }
+        })?;
+        if !(settings.damping > 0.0 && settings.damping <= 1.0) {
+            return Err(QuantizeError::Setting {
+                setting: "damping",
+                value: settings.damping,
+                expected: "above 0 and at most 1",
+            });
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(jobs)
+            .build()
+            .map_err(|source| QuantizeError::Threads { jobs, source })?;
+        Ok(Self { settings, pool })
+    }
+
+    /// Checks statistics and does the work that all matrices with these inputs share.
+    ///
+    /// # Errors
+    /// Statistics of the wrong length or with numbers that are not finite. Statistics
+    /// that are merely too poor for `method` are no error: a simpler method takes its
+    /// place, and the report says so.
+    pub fn prepare<'a>(
+        &self,
+        calibration: Calibration<'a>,
+        method: Method,
+    ) -> Result<Prepared<'a>, QuantizeError> {
+        self.pool
+            .install(|| Prepared::new(calibration, method, &self.settings))
+    }
+
+    /// Quantizes a matrix.
+    ///
+    /// # Errors
+    /// A matrix that does not fit the calibration or has weights that are not finite or
+    /// beyond the range of f16.
+    pub fn quantize(
+        &self,
+        matrix: Matrix<'_>,
+        prepared: &Prepared<'_>,
+    ) -> Result<(LutMatrix, MatrixReport), QuantizeError> {
+        matrix.check()?;
+        if matrix.cols != prepared.calibration.cols {
+            return Err(QuantizeError::Length {
+                name: matrix.name.to_string(),
+                what: "columns as in the calibration",
+                expected: prepared.calibration.cols,
+                found: matrix.cols,
+            });
+        }
+        let as_lut = |source| QuantizeError::Lut {
+            name: matrix.name.to_string(),
+            source,
+        };
+        let Settings {
+            bits, group_rows, ..
+        } = self.settings;
+        let shape = LutShape::new(matrix.rows, matrix.cols, bits, group_rows).map_err(as_lut)?;
+        let (book, rounded) = self.pool.install(|| {
+            let book = kmeans_tables(matrix, shape, &prepared.weights)?;
+            let tiles = Tile::cut(matrix, group_rows, false);
+            let rounded: Vec<Rounded> = tiles
+                .par_iter()
+                .map(|tile| match &prepared.rounding {
+                    Some(by) => gptq::round(tile, &book, prepared, by),
+                    None => tile.round_to_nearest(&book, &prepared.calibration),
+                })
+                .collect();
+            Ok((book, rounded))
+        })?;
+        let report = report(matrix, prepared, &rounded);
+        let codes: Vec<u8> = rounded.into_iter().flat_map(|tile| tile.codes).collect();
+        let lut = LutMatrix::from_codes(shape, book.f16_bits(), &codes).map_err(as_lut)?;
+        Ok((lut, report))
+    }
+}
+
+/// Prepares and quantizes a single matrix.
+///
+/// # Errors
+/// As [`Quantizer::new`], [`Quantizer::prepare`] and [`Quantizer::quantize`].
+pub fn quantize_matrix(
+    matrix: Matrix<'_>,
+    calibration: Calibration<'_>,
+    method: Method,
+    settings: Settings,
+    jobs: usize,
+) -> Result<(LutMatrix, MatrixReport), QuantizeError> {
+    let quantizer = Quantizer::new(settings, jobs)?;
+    let prepared = quantizer.prepare(calibration, method)?;
+    quantizer.quantize(matrix, &prepared)
+}
+
+/// One k-means table per group of rows, rounded to f16.
+fn kmeans_tables(
+    matrix: Matrix<'_>,
+    shape: LutShape,
+    weights: &[f32],
+) -> Result<Codebook, QuantizeError> {
+    let tables: Vec<Vec<f32>> = (0..shape.groups())
+        .into_par_iter()
+        .map_init(KMeans::default, |kmeans, group| {
+            let first_row = group * shape.group_rows;
+            let rows = first_row..(first_row + shape.group_rows).min(matrix.rows);
+            let points = rows.flat_map(|r| {
+                let row = matrix.row(r).iter().copied();
+                row.zip(weights.iter().copied())
+            });
+            kmeans
+                .solve(points, shape.entries())
+                .into_iter()
+                .map(|value| round_to_f16(value, matrix.name, first_row))
+                .collect()
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(Codebook::new(shape.entries(), tables.concat()))
+}
+
+fn report(matrix: Matrix<'_>, prepared: &Prepared<'_>, rounded: &[Rounded]) -> MatrixReport {
+    let energy: f64 = matrix.data.iter().map(|&w| f64::from(w).powi(2)).sum();
+    let plain: f64 = rounded.iter().map(|tile| tile.plain).sum();
+    let weighted: f64 = rounded.iter().map(|tile| tile.weighted).sum();
+    MatrixReport {
+        method: prepared.method.name().to_string(),
+        fallback: prepared.fallback.clone(),
+        damping: prepared.rounding.as_ref().map(|by| by.damping),
+        plain_error: if energy > 0.0 {
+            (plain / energy).sqrt()
+        } else {
+            0.0
+        },
+        weighted_error: weighted / prepared.calibration.rows.max(1) as f64,
+        dead_columns: prepared.dead.iter().filter(|&&dead| dead).count() as u64,
+    }
+}

@@ -1,0 +1,88 @@
+//! Running the command on the tiny model.
+
+#![allow(dead_code, reason = "each test binary uses its own share")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The trained tiny Qwen3 of the repository.
+pub(crate) fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/tiny-qwen3")
+}
+
+/// A copy of the tiny model to damage.
+pub(crate) fn tiny_copy(into: &Path) -> PathBuf {
+    let dir = into.join("model");
+    fs::create_dir_all(&dir).unwrap();
+    for entry in fs::read_dir(tiny()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), dir.join(entry.file_name())).unwrap();
+    }
+    dir
+}
+
+pub(crate) fn command() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_anemone-convert"))
+}
+
+pub(crate) fn run(args: &[&str]) -> Output {
+    command().args(args).output().expect("the binary runs")
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8 path")
+}
+
+/// Runs and expects success.
+pub(crate) fn ok(args: &[&str]) -> String {
+    let out = run(args);
+    assert!(
+        out.status.success(),
+        "{args:?}: {:?}\n{}",
+        out.status,
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8(out.stdout).expect("UTF-8 output")
+}
+
+/// Runs and expects one error with this exit code and these words, and no panic.
+pub(crate) fn fails(args: &[&str], code: i32, words: &[&str]) {
+    let out = run(args);
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{args:?}\n{err}");
+    assert!(!err.contains("panicked"), "{err}");
+    assert_eq!(err.matches("error: ").count(), 1, "{err}");
+    for word in words {
+        assert!(err.contains(word), "expected `{word}` in:\n{err}");
+    }
+}
+
+/// Relative path and contents of every file below `dir`, sorted.
+pub(crate) fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut open = vec![dir.to_path_buf()];
+    while let Some(next) = open.pop() {
+        for entry in fs::read_dir(&next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else {
+                let name = path.strip_prefix(dir).unwrap().to_string_lossy().into_owned();
+                found.push((name, fs::read(&path).unwrap()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Fails with the first file that differs, not with megabytes of bytes.
+pub(crate) fn assert_same(a: &Path, b: &Path) {
+    let (a, b) = (contents(a), contents(b));
+    let names = |c: &[(String, Vec<u8>)]| c.iter().map(|f| f.0.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&a), names(&b));
+    for (x, y) in a.iter().zip(&b) {
+        assert!(x.1 == y.1, "`{}` differs", x.0);
+    }
+}

@@ -1,0 +1,256 @@
+//! The `.aimodel` folder: the program, its digest and a description.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `main.mlirb` | the program as MLIR bytecode |
+//! | `main.hash` | SHA-256 of it, 32 raw bytes |
+//! | `metadata.json` | version, producer and what the author says |
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::check::{CheckError, check};
+use super::decode::{DecodeError, decode};
+use super::encode::{EncodeError, encode};
+use super::ir::Module;
+use crate::atomic::{self, AtomicDir};
+use crate::mapped::MappedFile;
+
+const PROGRAM: &str = "main.mlirb";
+const DIGEST: &str = "main.hash";
+const METADATA: &str = "metadata.json";
+/// Version of the folder that this module writes.
+const ASSET_VERSION: &str = "2.0";
+/// Versions that Apple's loader reads.
+const READABLE_VERSIONS: [&str; 2] = ["2.0", "2.1"];
+
+/// Why an asset could not be written or opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AssetError {
+    /// A file could not be read or written.
+    #[error("`{path}`: {source}")]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The program breaks a rule of the dialect, so it was not written.
+    #[error("the program for `{path}` is wrong: {source}")]
+    Check {
+        /// The asset.
+        path: PathBuf,
+        /// The rule.
+        source: CheckError,
+    },
+    /// The program could not be encoded.
+    #[error("cannot write `{path}`: {source}")]
+    Encode {
+        /// The asset.
+        path: PathBuf,
+        /// What went wrong.
+        source: EncodeError,
+    },
+    /// The program could not be decoded.
+    #[error("`{path}`: {source}")]
+    Decode {
+        /// The program file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        source: DecodeError,
+    },
+    /// The program is not the one the digest was made of.
+    #[error(
+        "`{path}` does not match `{DIGEST}` (expected {expected}, found {found}); the asset is damaged, copy it again"
+    )]
+    Digest {
+        /// The program file.
+        path: PathBuf,
+        /// SHA-256 in `main.hash`, in hexadecimal.
+        expected: String,
+        /// SHA-256 of the file.
+        found: String,
+    },
+    /// `metadata.json` cannot be used.
+    #[error("`{path}`: {problem}")]
+    Metadata {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// `metadata.json` without its version. Every part is optional.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// Name and version of the writing program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub producer: Option<String>,
+    /// `YYYYMMDDTHHMMSSZ`, in UTC. Left out unless the caller has a date that does
+    /// not change from run to run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_date: Option<String>,
+    /// Author.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+    /// License.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub license: Option<String>,
+    /// Description.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Anything else, by name.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub creator_defined_metadata: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The whole of `metadata.json`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MetadataFile<'a> {
+    asset_version: &'static str,
+    #[serde(flatten)]
+    metadata: &'a Metadata,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AssetInfo {
+    /// Length of the program file.
+    pub bytes: u64,
+    /// SHA-256 of the program file, in hexadecimal.
+    pub sha256: String,
+}
+
+/// Checks a program and writes it as an asset, whole or not at all. `dir` must
+/// not exist or be empty; its name should end in `.aimodel`.
+pub fn write_asset(dir: &Path, m: &Module, metadata: &Metadata) -> Result<AssetInfo, AssetError> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| AssetError::Io { path, source }
+    };
+    check(m).map_err(|source| AssetError::Check {
+        path: dir.to_path_buf(),
+        source,
+    })?;
+    let staged = AtomicDir::create(dir).map_err(io(dir))?;
+    let program = staged.path().join(PROGRAM);
+    let mut bytes = 0;
+    let mut digest = [0; 32];
+    atomic::write_file(&program, |out| {
+        let mut out = Hashing {
+            inner: out,
+            hash: Sha256::new(),
+            bytes: 0,
+        };
+        encode(m, &mut out)?;
+        bytes = out.bytes;
+        digest = out.hash.finalize().into();
+        Ok(())
+    })
+    .map_err(|source| AssetError::Encode {
+        path: dir.to_path_buf(),
+        source,
+    })?;
+    let path = staged.path().join(DIGEST);
+    atomic::write_bytes(&path, &digest).map_err(io(&path))?;
+    let path = staged.path().join(METADATA);
+    let file = MetadataFile {
+        asset_version: ASSET_VERSION,
+        metadata,
+    };
+    let json = serde_json::to_vec_pretty(&file).map_err(|e| AssetError::Metadata {
+        path: path.clone(),
+        problem: e.to_string(),
+    })?;
+    atomic::write_bytes(&path, &json).map_err(io(&path))?;
+    staged.commit().map_err(io(dir))?;
+    Ok(AssetInfo {
+        bytes,
+        sha256: hex(&digest),
+    })
+}
+
+/// Opens an asset: maps the program, compares its digest, decodes it. Blobs stay
+/// in the map.
+pub fn open_asset(dir: &Path) -> Result<Module, AssetError> {
+    read_metadata(dir)?;
+    let path = dir.join(PROGRAM);
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| AssetError::Io { path, source }
+    };
+    let file = MappedFile::open(&path).map_err(io(&path))?;
+    let digest_path = dir.join(DIGEST);
+    let expected = fs::read(&digest_path).map_err(io(&digest_path))?;
+    let found: [u8; 32] = Sha256::digest(&file[..]).into();
+    if expected != found {
+        return Err(AssetError::Digest {
+            path,
+            expected: hex(&expected),
+            found: hex(&found),
+        });
+    }
+    decode(&file).map_err(|source| AssetError::Decode { path, source })
+}
+
+/// Reads `metadata.json` and refuses versions Apple's loader would not read.
+pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
+    let path = dir.join(METADATA);
+    let bytes = fs::read(&path).map_err(|source| AssetError::Io {
+        path: path.clone(),
+        source,
+    })?;
+    let wrong = |problem: String| AssetError::Metadata {
+        path: path.clone(),
+        problem,
+    };
+    let json: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+    match json.get("assetVersion") {
+        Some(serde_json::Value::String(v)) if READABLE_VERSIONS.contains(&v.as_str()) => {}
+        Some(other) => {
+            return Err(wrong(format!(
+                "`assetVersion` is {other}, expected one of {READABLE_VERSIONS:?}"
+            )));
+        }
+        None => return Err(wrong("`assetVersion` is missing".into())),
+    }
+    serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(2 * bytes.len());
+    for b in bytes {
+        let _ = write!(out, "{b:02x}");
+    }
+    out
+}
+
+/// Hashes and counts what passes through.
+struct Hashing<W> {
+    inner: W,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let n = self.inner.write(buf)?;
+        self.hash.update(&buf[..n]);
+        self.bytes += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
