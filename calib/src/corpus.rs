@@ -12,6 +12,7 @@
 //! file, windows are taken in an order shuffled by the seed, so that a small budget
 //! still sees all of the file.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::tokenizer::{ChatMessage, TokenizerFolder};
@@ -139,10 +140,10 @@ impl Corpus {
                 hash.update(id.to_le_bytes());
             }
         }
-        hash.finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        hash.finalize().iter().fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
     }
 }
 

@@ -251,7 +251,7 @@ mod tests {
         }
         let found = kl.summary().unwrap();
         assert!(found.max < 1e-9, "{found:?}");
-        assert!(found.top1 == 1.0 && found.tokens == 40);
+        assert_eq!((found.top1.to_bits(), found.tokens), (1f64.to_bits(), 40));
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl StatsBuilder {
     /// If the length is not a multiple of `cols`.
     pub fn add(&mut self, activations: &[f32]) -> Result<(), Error> {
         let cols = self.stats.cols;
-        assert!(activations.len() % cols == 0);
+        assert!(activations.len().is_multiple_of(cols));
         let rows = activations.len() / cols;
         if rows == 0 || self.bad.is_some() {
             return Ok(());

@@ -234,7 +234,7 @@ impl<'a> Teacher<'a> {
     /// If the lengths are not multiples of `hidden`.
     pub fn logits(&self, normed: &[f32], head: &[f32]) -> Result<Vec<f32>, Error> {
         let width = self.spec().hidden;
-        assert!(normed.len() % width == 0 && head.len() % width == 0);
+        assert!(normed.len().is_multiple_of(width) && head.len().is_multiple_of(width));
         let (rows, vocab) = (normed.len() / width, head.len() / width);
         let x = matrix(normed.to_vec(), rows, width)?;
         let mut logits = vec![0.0; rows * vocab];

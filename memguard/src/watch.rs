@@ -22,6 +22,10 @@ const SLOWEST: Duration = Duration::from_secs(1);
 const LEAST_RATE: f64 = (1u64 << 30) as f64;
 /// Pauses are at least this many times the cost of a sample, lines permitting.
 const COST_SHARE: u32 = 1000;
+/// The same for a walk through `/proc`.
+const SCAN_COST_SHARE: u32 = 3000;
+/// A process may also join a group long after its start.
+const SCAN_ANYWAY: Duration = Duration::from_secs(5);
 
 /// When a job is asked to stop and when it is ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +54,7 @@ impl Default for Limits {
             max_anon: None,
             soft_anon: None,
             ask_first: true,
-            interval: Duration::from_millis(250),
+            interval: Duration::from_millis(500),
         }
     }
 }
@@ -196,7 +200,10 @@ pub struct Watch {
     swap_at_start: u64,
     group: Option<Group>,
     members: Members,
+    /// When `/proc` was last walked for members, and what that cost.
     scanned: Option<(Instant, Duration)>,
+    /// A process was started since.
+    unseen: bool,
     last: (Instant, u64),
     pause: Duration,
     statistics: Statistics,
@@ -231,6 +238,7 @@ impl Watch {
             group: None,
             members: Members::default(),
             scanned: None,
+            unseen: false,
             last: (Instant::now(), u64::MAX),
             pause: FASTEST,
             statistics: Statistics {
@@ -283,22 +291,32 @@ impl Watch {
     }
 
     fn take(&mut self, reading: &Reading, now: Instant) -> Sample {
-        if let Some(group) = self.group {
-            // Finding new members means walking all of `/proc`: less often when that
-            // is dear, since memory of members unknown yet still shows in `available`.
-            let due = self.scanned.is_none_or(|(at, cost)| {
-                now.duration_since(at) >= self.interval.max(cost * COST_SHARE).min(SLOWEST)
-            });
-            if due {
-                self.members.rescan(group.0);
-                self.scanned = Some((now, now.elapsed()));
-            }
+        if let Some(group) = self.group
+            && self.scan_is_due(now)
+        {
+            self.members.rescan(group.0);
+            self.scanned = Some((now, now.elapsed()));
+            self.unseen = false;
         }
         Sample {
             swap_growth: reading.swap_used.saturating_sub(self.swap_at_start),
             available: reading.available,
             anonymous: self.members.anonymous(),
         }
+    }
+
+    /// Finding new members means walking all of `/proc`, so it happens only when some
+    /// process was started, and less often where the walk is dear, unless a line is
+    /// near. Until then memory of a member not seen yet still shows in `available`.
+    fn scan_is_due(&mut self, now: Instant) -> bool {
+        self.unseen |= self.members.may_have_grown();
+        let Some((at, cost)) = self.scanned else {
+            return true;
+        };
+        let since = now.duration_since(at);
+        let near = self.pause < self.interval;
+        let unhurried = self.interval.max(cost * SCAN_COST_SHARE).min(SLOWEST);
+        self.unseen && (near || since >= unhurried) || since >= SCAN_ANYWAY
     }
 
     /// How long to wait before the next sample.
@@ -310,7 +328,7 @@ impl Watch {
     pub fn statistics(&self) -> Statistics {
         let cpu = thread_cpu().zip(self.cpu_at_start);
         Statistics {
-            watch_cpu_seconds: cpu.map(|(now, start)| (now - start).as_secs_f64()),
+            watch_cpu_seconds: cpu.map(|(now, start)| now.saturating_sub(start).as_secs_f64()),
             ..self.statistics
         }
     }

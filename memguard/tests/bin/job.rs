@@ -2,14 +2,14 @@
 //! standard output when it is ready.
 
 use std::io::Write;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use anemone_memguard::{Guard, Limits, Lock, Stop};
 
 /// Nothing here outlives a test by much, whatever goes wrong.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_mins(2);
 const BLOCK: usize = 8 << 20;
 /// Stops a leak that nobody else stops.
 const MOST_BLOCKS: usize = (4 << 30) / BLOCK;
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
                     say(&reason.to_string());
                     return reason.exit_code().into();
                 }
-                held.push(vec![1u8; BLOCK]);
+                held.push(std::hint::black_box(vec![1u8; BLOCK]));
                 thread::sleep(Duration::from_millis(2));
             }
             ExitCode::SUCCESS
@@ -117,16 +117,15 @@ fn say(line: &str) {
 
 fn hold(mebibytes: &str) -> Vec<u8> {
     let mebibytes: usize = mebibytes.parse().expect("size");
-    vec![1u8; mebibytes << 20]
+    std::hint::black_box(vec![1u8; mebibytes << 20])
 }
 
 fn leak() -> ExitCode {
     let mut held = Vec::new();
     for _ in 0..MOST_BLOCKS {
-        held.push(vec![1u8; BLOCK]);
+        held.push(std::hint::black_box(vec![1u8; BLOCK]));
         thread::sleep(Duration::from_millis(2));
     }
-    std::hint::black_box(&held);
     ExitCode::SUCCESS
 }
 
@@ -135,7 +134,10 @@ fn start(args: &[&str], own_group: bool) -> u32 {
     let mut command = Command::new(std::env::current_exe().expect("own path"));
     command.args(args);
     if own_group {
-        command.process_group(0);
+        command
+            .process_group(0)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
     }
     command.spawn().expect("start").id()
 }

@@ -10,43 +10,43 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-pub const MEMGUARD: &str = env!("CARGO_BIN_EXE_memguard");
-pub const JOB: &str = env!("CARGO_BIN_EXE_memguard-test-job");
+pub(crate) const MEMGUARD: &str = env!("CARGO_BIN_EXE_memguard");
+pub(crate) const JOB: &str = env!("CARGO_BIN_EXE_memguard-test-job");
 
 /// Far longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// `memguard` with these options running the test job with these arguments, lines
 /// for other machine-wide limits left at their defaults.
-pub fn guarded(options: &[&str], job: &[&str]) -> Command {
+pub(crate) fn guarded(options: &[&str], job: &[&str]) -> Command {
     let mut command = Command::new(MEMGUARD);
     command.args(options).arg("--").arg(JOB).args(job);
     command
 }
 
 /// Output of a command that is expected to end.
-pub fn finish(command: &mut Command) -> Output {
+pub(crate) fn finish(command: &mut Command) -> Output {
     heed_interrupts();
     command.stdin(Stdio::null()).output().expect("start")
 }
 
-pub fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-pub fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A process under test, killed with its group when the test ends.
-pub struct Running {
-    pub child: Child,
+pub(crate) struct Running {
+    pub(crate) child: Child,
     lines: BufReader<ChildStdout>,
 }
 
 impl Running {
     /// Starts the command in a group of its own, so that what it kills is not us.
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         heed_interrupts();
         let mut child = command
             .stdin(Stdio::null())
@@ -59,18 +59,18 @@ impl Running {
     }
 
     /// The next line of its standard output, empty at the end.
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("readable");
         line.trim_end().to_owned()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(pid(self.child.id()), signal).expect("signalled");
     }
 
     /// Its exit code; `None` if a signal ended it.
-    pub fn code(&mut self) -> Option<i32> {
+    pub(crate) fn code(&mut self) -> Option<i32> {
         self.child.wait().expect("waited").code()
     }
 }
@@ -84,7 +84,7 @@ impl Drop for Running {
     }
 }
 
-pub fn pid(id: u32) -> Pid {
+pub(crate) fn pid(id: u32) -> Pid {
     Pid::from_raw(id.try_into().expect("small")).expect("positive")
 }
 
@@ -98,7 +98,7 @@ fn heed_interrupts() {
 }
 
 /// Waits until `done`, or panics after a time that no machine needs.
-pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
         assert!(began.elapsed() < PATIENCE, "still not so: {what}");

@@ -20,6 +20,9 @@ mod constant;
 mod layout;
 mod state;
 
+pub use self::compute::Conv2d;
+pub use self::layout::{Bound, Padding, Scatter};
+
 use std::collections::HashMap;
 
 use super::infer::{self, Constants, Stop};

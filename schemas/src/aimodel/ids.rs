@@ -276,7 +276,7 @@ pub(crate) fn feature_version(op: &str) -> Option<u32> {
         }
         "equal_v1" | "broadcasting_equal_v1" | "not_v1" => 20_250_923,
         "pad_v1" => 20_250_924,
-        "reduce_sum_v1" => 20_250_926,
+        "reduce_sum_v1" | "reduce_v1" => 20_250_926,
         "maximum_v1" | "minimum_v1" | "pow_v1" | "modulo_v1" | "floor_divide_v1" | "rsqrt_v1"
         | "tanh_v1" | "erf_v1" | "log_v1" | "sin_v1" | "cos_v1" => 20_250_928,
         "broadcasting_maximum_v1" | "broadcasting_minimum_v1" | "broadcasting_pow_v1" => 20_250_930,
@@ -286,7 +286,7 @@ pub(crate) fn feature_version(op: &str) -> Option<u32> {
         "where_v1" | "reduce_max_v1" | "reduce_min_v1" => 20_251_023,
         "broadcasting_where_v1" | "gelu_v1" => 20_251_024,
         "scatter_nd_v1" => 20_251_027,
-        "gather_along_axis_v1" | "argmax_v1" => 20_251_028,
+        "gather_along_axis_v1" | "argmax_v1" | "reduce_index_v1" => 20_251_028,
         "scatter_along_axis_v1" => 20_251_030,
         "reverse_v1" | "sort_v1" => 20_251_101,
         "broadcasting_greater_v1" => 20_251_105,
@@ -296,7 +296,9 @@ pub(crate) fn feature_version(op: &str) -> Option<u32> {
         "reshape_v2" | "sigmoid_v1" | "silu_v1" | "relu_v1" | "softmax_v1" | "quantize_v2"
         | "dequantize_v2" => 20_260_204,
         "tile_v2" => 20_260_219,
-        "reduce_mean_v1" => 20_260_317,
+        "reduce_mean_v1" | "reduce_product_v1" | "get_shape_v2" | "broadcast_shapes_v1" => {
+            20_260_317
+        }
         _ => return None,
     })
 }

@@ -51,7 +51,7 @@ pub(crate) struct Args {
 
     /// Longest pause between two looks, in milliseconds; it gets shorter as a limit
     /// comes near
-    #[arg(long, value_name = "MS", default_value_t = 250,
+    #[arg(long, value_name = "MS", default_value_t = 500,
           value_parser = clap::value_parser!(u64).range(10..=60_000))]
     interval: u64,
 
@@ -123,8 +123,14 @@ fn amount_or_off(text: &str) -> Result<Switch<Amount>, String> {
 }
 
 impl Args {
-    /// The limits, or what is wrong with them.
+    /// The limits, or what is wrong with the arguments.
     pub(crate) fn limits(&self) -> Result<Limits, String> {
+        // clap takes an option it does not know for the start of the command.
+        if let Some(program) = self.command.first().and_then(|word| word.to_str())
+            && program.starts_with('-')
+        {
+            return Err(format!("unknown option `{program}`"));
+        }
         let soft_anon = self.soft.and_then(Switch::get);
         if let (Some(soft), Some(hard)) = (soft_anon, self.max_anon)
             && soft >= hard

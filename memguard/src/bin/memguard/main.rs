@@ -4,12 +4,14 @@ mod args;
 mod report;
 mod supervise;
 
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::ExitCode;
 
-use anemone_memguard::{Error, Lock, Stop, Watch};
+use anemone_memguard::{Error, Lock, Reason, Stop, Watch};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use args::Args;
 
@@ -29,11 +31,11 @@ fn main() -> ExitCode {
             let mut message = format!("error: {e}");
             let mut cause = std::error::Error::source(&e);
             while let Some(inner) = cause {
-                message.push_str(&format!("\n  caused by: {inner}"));
+                let _ = write!(message, "\n  caused by: {inner}");
                 cause = inner.source();
             }
             if let Some(hint) = e.hint() {
-                message.push_str(&format!("\n\nhint: {hint}"));
+                let _ = write!(message, "\n\nhint: {hint}");
             }
             say(&message);
             let code = match e {
@@ -54,29 +56,27 @@ fn run(args: &Args) -> Result<u8, Error> {
             .exit()
     });
     // Held until the end of this function: while the command runs.
-    let Some(lock) = take_lock(args)? else {
-        return Ok(130);
-    };
-    let watch = Watch::new(&limits)?;
-    supervise::run(args, watch, lock.as_ref())
-}
-
-/// `None` when the wait for the lock was interrupted.
-fn take_lock(args: &Args) -> Result<Option<Option<Lock>>, Error> {
-    let command = args.command_line();
-    if args.wait {
+    let lock = if args.wait {
         let stop = Stop::on_signals()?;
-        let lock = Lock::wait(&command, &stop, |holder| {
+        let lock = Lock::wait(&args.command_line(), &stop, |holder| {
             if !args.quiet {
                 say(&format!("memguard: waiting for {holder}"));
             }
         })?;
-        Ok(lock.map(Some))
+        if let Some(reason) = stop.requested() {
+            return Ok(match reason {
+                Reason::Interrupted => 128 + SIGINT as u8,
+                _ => 128 + SIGTERM as u8,
+            });
+        }
+        lock
     } else if args.lock {
-        Lock::acquire(&command).map(|lock| Some(Some(lock)))
+        Some(Lock::acquire(&args.command_line())?)
     } else {
-        Ok(Some(None))
-    }
+        None
+    };
+    let watch = Watch::new(&limits)?;
+    supervise::run(args, watch, lock.as_ref())
 }
 
 /// One message to standard error. That nobody listens is no reason to stop guarding.

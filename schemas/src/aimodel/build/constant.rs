@@ -94,7 +94,7 @@ impl GraphBuilder<'_> {
     pub fn i32s(&mut self, values: &[i32]) -> ValueId {
         self.constant(
             TensorType::new(Elem::Si32, &[values.len()]),
-            &little_endian(values, |v| v.to_le_bytes()),
+            &little_endian(values, i32::to_le_bytes),
         )
     }
 
@@ -107,7 +107,7 @@ impl GraphBuilder<'_> {
     pub fn u32s(&mut self, values: &[u32]) -> ValueId {
         self.constant(
             TensorType::new(Elem::Ui32, &[values.len()]),
-            &little_endian(values, |v| v.to_le_bytes()),
+            &little_endian(values, u32::to_le_bytes),
         )
     }
 
@@ -138,7 +138,7 @@ impl GraphBuilder<'_> {
     pub fn f32s(&mut self, values: &[f32], shape: &[usize]) -> ValueId {
         self.constant(
             TensorType::new(Elem::F32, shape),
-            &little_endian(values, |v| v.to_le_bytes()),
+            &little_endian(values, f32::to_le_bytes),
         )
     }
 

@@ -42,7 +42,8 @@ pub(super) fn read(tables: &Tables, entries: &Entries, m: &mut Module) -> Result
     reader.regions(&mut c, owner, regions)?;
     c.end("IR section")?;
     let body = reader.m.op(owner).regions[0];
-    reader.m.graphs = reader.m.region(body).ops.clone();
+    let graphs = reader.m.region(body).ops.clone();
+    m.graphs = graphs;
     Ok(())
 }
 

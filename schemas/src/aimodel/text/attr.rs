@@ -192,19 +192,18 @@ impl<'a> Spelling<'a> {
                 }
             }
             Attr::Unit => self.push("unit"),
-            Attr::MetadataData(value) => self.attr(*value),
+            Attr::MetadataData(value) | Attr::OpaqueLocation(value) => self.attr(*value),
             Attr::Metadata { name, data } => {
                 self.quoted(name);
                 self.push(" = ");
                 self.attr(*data);
             }
-            Attr::File { name, .. } => self.quoted(name),
+            Attr::File { name, .. } | Attr::Subprogram { name, .. } => self.quoted(name),
             Attr::SourceLocation { file, range } => {
                 self.attr(*file);
                 let _ = write!(self.out, ":{}:{}", range[0], range[1]);
             }
             Attr::CompileUnit { file, .. } => self.attr(*file),
-            Attr::Subprogram { name, .. } => self.quoted(name),
             Attr::Location {
                 source, metadata, ..
             } => {
@@ -214,7 +213,6 @@ impl<'a> Spelling<'a> {
                 self.list(metadata, Self::attr);
                 self.push(")");
             }
-            Attr::OpaqueLocation(value) => self.attr(*value),
         }
     }
 }

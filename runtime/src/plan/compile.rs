@@ -1,0 +1,545 @@
+//! From a graph to a list of steps.
+//!
+//! Invoked graphs are compiled in place. Constants, table look-ups of constants
+//! and transposes of either stay symbolic until an operation reads them: a
+//! product with such weights becomes one step that reads the file's own bytes,
+//! and anything else gets the dense tensor. Operations on constants only are done
+//! now, if the result is small.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use anemone_schemas::aimodel::ir::{Attr, AttrId, Elem, Graph, Op, TensorType, Type, ValueId};
+
+use super::kind::{Arg, Bytes, Kind, Place, Step, WeightsRef};
+use super::resolve::{Resolved, Resolver};
+use super::{Plan, liveness, run};
+use crate::error::ProgramError;
+use crate::program::{FunctionInfo, Shared, tensor_shape};
+use crate::view::View;
+
+/// Invoked graphs nest at most this deep.
+const MAX_DEPTH: usize = 32;
+/// Steps of one plan: invoked graphs count at every call.
+const MAX_STEPS: usize = 1 << 20;
+/// Elements of an operation done at plan time.
+const MAX_FOLDED: usize = 1 << 16;
+
+/// What a value of the program stands for.
+#[derive(Clone, Debug)]
+enum Ref {
+    Slot(u32),
+    State(usize),
+    Token,
+    Constant(AttrId, TensorType),
+    /// A table look-up of constants: indices, table, axis, dense shape.
+    Lut(Box<Lut>),
+    /// A matrix of the two kinds above, transposed.
+    Transposed(Box<Ref>),
+}
+
+#[derive(Clone, Debug)]
+struct Lut {
+    indices: (AttrId, TensorType),
+    table: (AttrId, TensorType),
+    axis: usize,
+    shape: Vec<usize>,
+    place: Place,
+}
+
+/// Compiles a public function.
+pub(crate) fn compile(shared: &Arc<Shared>, info: &FunctionInfo) -> Result<Plan, ProgramError> {
+    let mut c = Compiler {
+        shared,
+        steps: Vec::new(),
+        constants: Vec::new(),
+        symbolic: HashMap::new(),
+        stack: Vec::new(),
+    };
+    let signature = |problem: &str| ProgramError::Signature {
+        function: info.name.clone(),
+        problem: problem.to_owned(),
+    };
+    let graph = shared
+        .module
+        .graph(&info.name)
+        .ok_or_else(|| signature("is not a graph"))?;
+    let mut args = Vec::new();
+    let mut states = 0;
+    for &(_, value) in &graph.inputs {
+        args.push(match shared.module.ty(shared.module.value_type(value)) {
+            Type::Handle(_) => {
+                states += 1;
+                Ref::State(states - 1)
+            }
+            _ => Ref::Slot(c.slot()),
+        });
+    }
+    let results = c.graph(&graph, &args)?;
+    let mut outputs = Vec::new();
+    for r in results {
+        if !matches!(r, Ref::Token) {
+            let place = Place {
+                graph: info.name.clone(),
+                index: 0,
+                op: "dataflow.output_v1".into(),
+            };
+            outputs.push(c.value(&r, &place)?);
+        }
+    }
+    if outputs.len() != info.outputs.len() {
+        return Err(signature(
+            "returns another number of tensors than it declares",
+        ));
+    }
+    let Compiler {
+        mut steps,
+        constants,
+        ..
+    } = c;
+    liveness::analyse(&mut steps, &outputs, |slot| {
+        constants[slot as usize].is_some()
+    });
+    densify(&mut steps, &args);
+    let read = |slot: u32| {
+        outputs.contains(&slot) || steps.iter().any(|s| s.args.iter().any(|a| a.slot == slot))
+    };
+    let inputs = args
+        .iter()
+        .filter_map(|a| match a {
+            Ref::Slot(slot) => Some(read(*slot).then_some(*slot)),
+            _ => None,
+        })
+        .collect();
+    Ok(Plan {
+        info: info.clone(),
+        shared: Arc::clone(shared),
+        steps,
+        constants,
+        inputs,
+        outputs,
+    })
+}
+
+/// A transposed input that is read more than once is moved once, not gathered by
+/// every reader: the causal mask is read by every head of every layer.
+fn densify(steps: &mut [Step], inputs: &[Ref]) {
+    let mut reads: HashMap<u32, usize> = HashMap::new();
+    for step in steps.iter() {
+        for arg in &step.args {
+            *reads.entry(arg.slot).or_default() += 1;
+        }
+    }
+    let is_input = |slot: u32| {
+        inputs
+            .iter()
+            .any(|r| matches!(r, Ref::Slot(s) if *s == slot))
+    };
+    for step in steps {
+        if let Kind::Transpose { dense, .. } = &mut step.kind {
+            let result = step.results[0];
+            let many = result.is_some_and(|r| reads.get(&r).is_some_and(|&n| n > 1));
+            *dense = many && is_input(step.args[0].slot);
+        }
+    }
+}
+
+struct Compiler<'a> {
+    shared: &'a Shared,
+    steps: Vec<Step>,
+    /// A value per slot, where it is known.
+    constants: Vec<Option<View>>,
+    /// Slots of symbolic values that had to be made dense.
+    symbolic: HashMap<String, u32>,
+    /// Names of the graphs being compiled.
+    stack: Vec<String>,
+}
+
+fn fail(place: &Place, problem: impl Into<String>) -> ProgramError {
+    ProgramError::Op {
+        function: place.graph.clone(),
+        index: place.index,
+        op: place.op.clone(),
+        problem: problem.into(),
+    }
+}
+
+impl Compiler<'_> {
+    fn slot(&mut self) -> u32 {
+        self.constants.push(None);
+        self.constants.len() as u32 - 1
+    }
+
+    /// Compiles the body of `graph` with `args`, and returns what it outputs.
+    fn graph(&mut self, graph: &Graph<'_>, args: &[Ref]) -> Result<Vec<Ref>, ProgramError> {
+        let module = &self.shared.module;
+        let region = module.region(graph.region);
+        let mut env: HashMap<ValueId, Ref> = HashMap::new();
+        env.extend(region.args.iter().copied().zip(args.iter().cloned()));
+        self.stack.push(graph.name.to_owned());
+        for (index, &id) in region.ops.iter().enumerate() {
+            let op = module.op(id);
+            let place = Place {
+                graph: graph.name.to_owned(),
+                index,
+                op: op.name.clone(),
+            };
+            let operands = op
+                .operands
+                .iter()
+                .map(|v| env.get(v).cloned())
+                .collect::<Option<Vec<Ref>>>()
+                .ok_or_else(|| fail(&place, "reads a value before it is defined"))?;
+            if op.name == "dataflow.output_v1" {
+                self.stack.pop();
+                return Ok(operands);
+            }
+            let results = self.op(op, operands, &place)?;
+            if results.len() != op.results.len() {
+                return Err(fail(
+                    &place,
+                    "has another number of results than it declares",
+                ));
+            }
+            env.extend(op.results.iter().copied().zip(results));
+            if self.steps.len() > MAX_STEPS {
+                return Err(fail(&place, format!("more than {MAX_STEPS} operations")));
+            }
+        }
+        let end = Place {
+            graph: graph.name.to_owned(),
+            index: region.ops.len(),
+            op: "dataflow.output_v1".into(),
+        };
+        Err(fail(&end, "is missing"))
+    }
+
+    fn op(&mut self, op: &Op, args: Vec<Ref>, place: &Place) -> Result<Vec<Ref>, ProgramError> {
+        match op.name.as_str() {
+            "primitive.constant_v1" => {
+                let value = op
+                    .prop("value")
+                    .ok_or_else(|| fail(place, "has no value"))?;
+                let ty = op
+                    .results
+                    .first()
+                    .and_then(|&r| self.shared.module.tensor_type(r));
+                let ty = ty.ok_or_else(|| fail(place, "is not a tensor"))?;
+                Ok(vec![Ref::Constant(value, ty.clone())])
+            }
+            "dataflow.create_token_v1" | "dataflow.join_token_v1" => Ok(vec![Ref::Token]),
+            "dataflow.read_handle_v1" => {
+                let state = state_of(&args, place)?;
+                let kind = Kind::ReadHandle { state, take: false };
+                let value = self.push(
+                    kind,
+                    Vec::new(),
+                    &op.results[..1.min(op.results.len())],
+                    place,
+                )?;
+                Ok(value.into_iter().chain([Ref::Token]).collect())
+            }
+            "dataflow.write_handle_v1" => {
+                let state = state_of(&args, place)?;
+                let value = args.get(1).ok_or_else(|| fail(place, "writes nothing"))?;
+                let slot = self.value(value, place)?;
+                self.push(Kind::WriteHandle(state), vec![slot], &[], place)?;
+                Ok(vec![Ref::Token])
+            }
+            "dataflow.invoke_v1" => self.invoke(op, &args, place),
+            "ax.copy_with_constraints_v1" | "ax.copy_discarding_constraints_v1" => Ok(args),
+            _ => self.compute(op, &args, place),
+        }
+    }
+
+    fn invoke(&mut self, op: &Op, args: &[Ref], place: &Place) -> Result<Vec<Ref>, ProgramError> {
+        let module = &self.shared.module;
+        let callee = op.prop("callee").and_then(|a| match module.attr(a) {
+            Attr::ParamConstant { value, .. } => match module.attr(*value) {
+                Attr::SymbolRef(path) => path.first().cloned(),
+                _ => None,
+            },
+            _ => None,
+        });
+        let callee = callee.ok_or_else(|| fail(place, "has no callee"))?;
+        let graph = module
+            .graph(&callee)
+            .ok_or_else(|| fail(place, format!("callee `{callee}` does not exist")))?;
+        if self.stack.contains(&callee) {
+            return Err(fail(place, format!("`{callee}` invokes itself")));
+        }
+        if self.stack.len() >= MAX_DEPTH {
+            return Err(fail(place, format!("graphs nest deeper than {MAX_DEPTH}")));
+        }
+        if graph.inputs.len() != args.len() {
+            let n = graph.inputs.len();
+            return Err(fail(
+                place,
+                format!("`{callee}` takes {n} arguments, given {}", args.len()),
+            ));
+        }
+        for (i, (&(_, want), &have)) in graph.inputs.iter().zip(&op.operands).enumerate() {
+            if module.value_type(want) != module.value_type(have) {
+                return Err(fail(
+                    place,
+                    format!("argument {i} has another type in `{callee}`"),
+                ));
+            }
+        }
+        self.graph(&graph, args)
+    }
+
+    fn compute(&mut self, op: &Op, args: &[Ref], place: &Place) -> Result<Vec<Ref>, ProgramError> {
+        let shared = self.shared;
+        let known: Vec<Option<View>> = args
+            .iter()
+            .map(|r| match r {
+                Ref::Slot(s) => self.constants[*s as usize].clone(),
+                Ref::Constant(value, ty) if ty.count().is_some_and(|n| n <= MAX_FOLDED) => {
+                    shared.constant(*value, ty).ok()
+                }
+                _ => None,
+            })
+            .collect();
+        let ints = |i: usize| {
+            let view: &View = known.get(i)?.as_ref()?;
+            view.clone().into_data().ints()
+        };
+        let resolver = Resolver::new(&shared.module, op, &ints).map_err(|e| fail(place, e))?;
+        let Resolved { kind, data } = resolver.resolve().map_err(|e| fail(place, e))?;
+        if let Some(symbolic) = symbolic(&kind, args, place) {
+            return Ok(vec![symbolic]);
+        }
+        if let Some((kind, x)) = self.weight_matmul(&kind, args, op) {
+            let slot = self.value(&args[x], place)?;
+            return self.push(kind, vec![slot], &op.results, place);
+        }
+        // Done now if everything is known and small.
+        let values: Option<Vec<View>> = data.iter().map(|&i| known[i].clone()).collect();
+        let small = op.results.iter().all(|&r| {
+            let n = shared.module.tensor_type(r).and_then(TensorType::count);
+            n.is_some_and(|n| n <= MAX_FOLDED)
+        });
+        if let Some(values) = values
+            && small
+        {
+            let views = run::fold(shared, &kind, values).map_err(|e| fail(place, e))?;
+            return Ok(views
+                .into_iter()
+                .map(|v| {
+                    let slot = self.slot();
+                    self.constants[slot as usize] = Some(v);
+                    Ref::Slot(slot)
+                })
+                .collect());
+        }
+        let slots = data
+            .iter()
+            .map(|&i| self.value(&args[i], place))
+            .collect::<Result<Vec<u32>, _>>()?;
+        self.push(kind, slots, &op.results, place)
+    }
+
+    /// A step, with a new slot for each of `results`.
+    fn push(
+        &mut self,
+        kind: Kind,
+        args: Vec<u32>,
+        results: &[ValueId],
+        place: &Place,
+    ) -> Result<Vec<Ref>, ProgramError> {
+        let mut shapes = Vec::new();
+        for &r in results {
+            let (_, shape) = tensor_shape(&self.shared.module, r).map_err(|e| fail(place, e))?;
+            shapes.push(shape);
+        }
+        let slots: Vec<u32> = results.iter().map(|_| self.slot()).collect();
+        self.steps.push(Step {
+            kind,
+            args: args
+                .into_iter()
+                .map(|slot| Arg { slot, last: false })
+                .collect(),
+            results: slots.iter().copied().map(Some).collect(),
+            shapes,
+            place: place.clone(),
+        });
+        Ok(slots.into_iter().map(Ref::Slot).collect())
+    }
+
+    /// The slot of a value; a symbolic one is made dense, once.
+    fn value(&mut self, r: &Ref, place: &Place) -> Result<u32, ProgramError> {
+        let key = match r {
+            Ref::Slot(slot) => return Ok(*slot),
+            Ref::State(_) => return Err(fail(place, "reads a state as a tensor")),
+            Ref::Token => return Err(fail(place, "reads a token as a tensor")),
+            other => format!("{other:?}"),
+        };
+        if let Some(&slot) = self.symbolic.get(&key) {
+            return Ok(slot);
+        }
+        let slot = match r {
+            Ref::Constant(value, ty) => {
+                let view = self
+                    .shared
+                    .constant(*value, ty)
+                    .map_err(|e| fail(place, e))?;
+                let slot = self.slot();
+                self.constants[slot as usize] = Some(view);
+                slot
+            }
+            Ref::Lut(lut) => {
+                let indices = Ref::Constant(lut.indices.0, lut.indices.1.clone());
+                let table = Ref::Constant(lut.table.0, lut.table.1.clone());
+                let args = vec![self.value(&indices, place)?, self.value(&table, place)?];
+                let slot = self.slot();
+                self.steps.push(Step {
+                    kind: Kind::LutToDense(lut.axis, lut.shape.clone()),
+                    args: args
+                        .into_iter()
+                        .map(|slot| Arg { slot, last: false })
+                        .collect(),
+                    results: vec![Some(slot)],
+                    shapes: vec![lut.shape.clone()],
+                    place: lut.place.clone(),
+                });
+                slot
+            }
+            Ref::Transposed(inner) => {
+                let x = self.value(inner, place)?;
+                let slot = self.slot();
+                let shape = match &**inner {
+                    Ref::Constant(_, ty) => ty.dims().unwrap_or_default(),
+                    Ref::Lut(lut) => lut.shape.clone(),
+                    _ => Vec::new(),
+                };
+                self.steps.push(Step {
+                    kind: Kind::Transpose {
+                        perm: vec![1, 0],
+                        dense: false,
+                    },
+                    args: vec![Arg {
+                        slot: x,
+                        last: false,
+                    }],
+                    results: vec![Some(slot)],
+                    shapes: vec![shape.into_iter().rev().collect()],
+                    place: place.clone(),
+                });
+                slot
+            }
+            Ref::Slot(_) | Ref::State(_) | Ref::Token => unreachable!("returned above"),
+        };
+        self.symbolic.insert(key, slot);
+        Ok(slot)
+    }
+
+    /// A product with constant weights: its kind and the operand that is not the
+    /// weights.
+    fn weight_matmul(&self, kind: &Kind, args: &[Ref], op: &Op) -> Option<(Kind, usize)> {
+        let module = &self.shared.module;
+        let x = module.tensor_type(op.operands[0])?;
+        if x.elem != Elem::F16 {
+            return None;
+        }
+        let (weights, channels_first, shape) = match kind {
+            Kind::Conv2d(conv, shape) => {
+                let w = module.tensor_type(op.operands[1])?.dims()?;
+                if !conv.is_pointwise(&w) {
+                    return None;
+                }
+                (self.weights(&args[1], w[0], w[1])?, true, shape.clone())
+            }
+            Kind::BatchMatmul(_) => {
+                let Ref::Transposed(inner) = &args[1] else {
+                    return None;
+                };
+                let w = module.tensor_type(op.operands[1])?.dims()?;
+                let shape = module.tensor_type(op.results[0])?.dims()?;
+                (self.weights(inner, w[1], w[0])?, false, shape)
+            }
+            _ => return None,
+        };
+        self.shared.check_weights(&weights).ok()?;
+        let kind = Kind::WeightMatmul {
+            weights,
+            channels_first,
+            shape,
+        };
+        Some((kind, 0))
+    }
+
+    /// The weights `[rows, cols]` as they lie in the program: f16, or f16 tables with
+    /// one block of indices per group of rows.
+    fn weights(&self, r: &Ref, rows: usize, cols: usize) -> Option<WeightsRef> {
+        match r {
+            Ref::Constant(value, ty)
+                if ty.elem == Elem::F16 && ty.count() == rows.checked_mul(cols) =>
+            {
+                Some(WeightsRef::Dense {
+                    rows,
+                    cols,
+                    values: self.bytes(*value),
+                })
+            }
+            Ref::Lut(lut) => {
+                let (table, indices) = (&lut.table.1, &lut.indices.1);
+                let blocks = table.dims()?;
+                let rank = lut.shape.len();
+                let by_rows = blocks.get(1..rank)?.iter().all(|&b| b == 1);
+                let scalar = blocks.get(rank + 1) == Some(&1);
+                // Inline indices below a byte lie one to a byte, not packed.
+                let packed =
+                    indices.elem.bits() >= 8 || matches!(self.bytes(lut.indices.0), Bytes::Blob(_));
+                if table.elem != Elem::F16 || !by_rows || !scalar || !packed {
+                    return None;
+                }
+                Some(WeightsRef::Lut {
+                    rows,
+                    cols,
+                    bits: u8::try_from(indices.elem.bits()).ok()?,
+                    group_rows: rows.checked_div(blocks[0])?,
+                    tables: self.bytes(lut.table.0),
+                    indices: self.bytes(lut.indices.0),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    fn bytes(&self, value: AttrId) -> Bytes {
+        match self.shared.module.attr(value) {
+            Attr::Resource(blob) => Bytes::Blob(*blob),
+            _ => Bytes::Inline(value),
+        }
+    }
+}
+
+fn state_of(args: &[Ref], place: &Place) -> Result<usize, ProgramError> {
+    match args.first() {
+        Some(Ref::State(state)) => Ok(*state),
+        _ => Err(fail(place, "operand 0 is not a state")),
+    }
+}
+
+/// The value as a symbol, if it is one: a table look-up of constants, or a matrix
+/// of constants transposed.
+fn symbolic(kind: &Kind, args: &[Ref], place: &Place) -> Option<Ref> {
+    match (kind, args) {
+        (Kind::LutToDense(axis, shape), [Ref::Constant(i, it), Ref::Constant(t, tt), ..]) => {
+            Some(Ref::Lut(Box::new(Lut {
+                indices: (*i, it.clone()),
+                table: (*t, tt.clone()),
+                axis: *axis,
+                shape: shape.clone(),
+                place: place.clone(),
+            })))
+        }
+        (Kind::Transpose { perm, .. }, [inner @ (Ref::Constant(..) | Ref::Lut(_)), ..])
+            if perm[..] == [1, 0] =>
+        {
+            Some(Ref::Transposed(Box::new(inner.clone())))
+        }
+        _ => None,
+    }
+}

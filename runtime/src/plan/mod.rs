@@ -1,0 +1,42 @@
+//! Functions compiled for execution.
+
+mod compile;
+mod kind;
+mod liveness;
+mod resolve;
+mod run;
+
+use std::sync::Arc;
+
+pub(crate) use compile::compile;
+pub(crate) use kind::Bytes;
+pub(crate) use run::Workspace;
+pub use run::{Argmax, Outcome, RunOptions};
+
+use crate::program::{FunctionInfo, Shared};
+use crate::view::View;
+use kind::Step;
+
+/// One function, ready to run.
+#[derive(Debug)]
+pub struct Plan {
+    info: FunctionInfo,
+    shared: Arc<Shared>,
+    steps: Vec<Step>,
+    /// A value per slot: constants are filled in, the rest is `None`.
+    constants: Vec<Option<View>>,
+    /// Slot of each input, `None` where it is not read.
+    inputs: Vec<Option<u32>>,
+    /// Slot of each output.
+    outputs: Vec<u32>,
+}
+
+impl Plan {
+    /// Name, inputs, outputs and states of the function.
+    pub fn info(&self) -> &FunctionInfo {
+        &self.info
+    }
+}
+
+#[cfg(test)]
+mod tests;
