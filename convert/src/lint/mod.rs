@@ -18,6 +18,7 @@ mod weights;
 mod tests;
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 
 use anemone_schemas::aimodel::ir::{Attr, Module, Op};
 use serde::Serialize;
@@ -93,6 +94,14 @@ pub fn moves(m: &Module) -> BTreeMap<String, Moves> {
         .filter(|f| f.composite.is_none())
         .map(|f| (f.graph.name.to_owned(), layout::count(&f)))
         .collect()
+}
+
+/// The finding that an asset is a symlink, which a program cannot show.
+pub fn symlinked(asset: &Path) -> Finding {
+    let mut out = Findings::default();
+    let message = format!("`{}` is a symlink or holds one", asset.display());
+    out.about("K14", "asset", message);
+    out.list.remove(0)
 }
 
 /// Findings while they are made.
