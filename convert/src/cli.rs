@@ -17,6 +17,7 @@ use crate::commands::{inspect, verify};
 use crate::error::Error;
 use crate::quantize::Method;
 use crate::stop::Stop;
+use crate::synth::{self, Published, SynthOptions};
 use crate::ui::Ui;
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
@@ -57,6 +58,8 @@ enum Command {
     },
     /// Convert, measure and run a small built-in model.
     Demo(DemoArgs),
+    /// Make a checkpoint with the configuration of a published model and random weights.
+    Synth(SynthArgs),
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -188,6 +191,25 @@ struct DemoArgs {
     overwrite: bool,
 }
 
+#[derive(Debug, Args)]
+struct SynthArgs {
+    /// Model to imitate, such as `qwen3-8b`, `qwen3-4b`, `qwen3-14b` or `r1-0528-qwen3-8b`.
+    #[arg(long, value_name = "NAME")]
+    like: Published,
+    /// Decoder layers, if not all.
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Seed of the weights.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Folder whose tokenizer files are copied.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Checkpoint folder to make.
+    #[arg(short, long)]
+    output: PathBuf,
+}
+
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -271,6 +293,16 @@ pub fn run(cli: Cli) -> Result<(), Error> {
                 jobs: a.jobs,
             };
             print(&demo::run(&options, ui, &stop)?)?;
+        }
+        Command::Synth(a) => {
+            let options = SynthOptions {
+                like: a.like,
+                layers: a.layers,
+                seed: a.seed,
+                tokenizer: a.tokenizer,
+                output: a.output,
+            };
+            synth::run(&options, ui, &stop)?;
         }
     }
     Ok(())

@@ -8,6 +8,7 @@ pub mod error;
 pub mod lower;
 pub mod quantize;
 pub mod stop;
+pub mod synth;
 pub mod ui;
 
 /// Name and version as they appear in the files we write.

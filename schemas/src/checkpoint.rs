@@ -98,12 +98,14 @@ impl Checkpoint {
     /// # Errors
     /// Whatever is wrong with the folder, naming the file, key or tensor.
     pub fn open(dir: &Path) -> Result<Self, Error> {
-        let mut spec = config::read(dir)?;
+        let mut notes = Vec::new();
+        let mut spec = config::read(dir, &mut notes)?;
         let shards::Found {
             shards,
             mut tensors,
-            mut notes,
+            notes: more,
         } = shards::open(dir)?;
+        notes.extend(more);
         let mut ignored = Vec::new();
         let head = decide_head(dir, &spec, &shards, &tensors, &mut notes)?;
         if head == Head::Tied && tensors.remove(LM_HEAD).is_some() {

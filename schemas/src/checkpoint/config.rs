@@ -19,7 +19,8 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 /// Bound on every dimension, far above any model: products of three fit an u64.
 const MAX_DIMENSION: usize = 1 << 20;
 
-pub(super) fn read(dir: &Path) -> Result<ModelSpec, Error> {
+/// Reads both files; oddities that are no errors go to `notes`.
+pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Error> {
     let path = dir.join(CONFIG);
     let map: Map<String, Value> = read_json(&path)?;
     let config = Object {
@@ -84,7 +85,7 @@ pub(super) fn read(dir: &Path) -> Result<ModelSpec, Error> {
         vocab,
         max_position,
         rms_eps: config.positive("rms_norm_eps")?,
-        rope: read_rope(&config, max_position)?,
+        rope: read_rope(&config, max_position, notes)?,
         tie_word_embeddings: config.flag("tie_word_embeddings", false)?,
         bos: config.ids("bos_token_id", vocab)?.first().copied(),
         eos,
@@ -107,7 +108,11 @@ fn generation_eos(dir: &Path, vocab: usize) -> Result<Vec<u32>, Error> {
 
 /// Reads either spelling: `rope_theta` beside `rope_scaling`, whose kind is `type` or
 /// `rope_type`, or `rope_parameters` with both inside.
-fn read_rope(config: &Object<'_>, max_position: usize) -> Result<Rope, Error> {
+fn read_rope(
+    config: &Object<'_>,
+    max_position: usize,
+    notes: &mut Vec<String>,
+) -> Result<Rope, Error> {
     let (parent, empty) = match (config.get("rope_parameters"), config.get("rope_scaling")) {
         (Some(found), Some(_)) => {
             let expected = "absent when `rope_scaling` is present";
@@ -174,10 +179,19 @@ fn read_rope(config: &Object<'_>, max_position: usize) -> Result<Rope, Error> {
                 "beta_fast",
                 "beta_slow",
                 "attention_factor",
+                "attn_factor",
                 "mscale",
                 "mscale_all_dim",
                 "truncate",
             ];
+            // vLLM's key, in DeepSeek-R1-0528-Qwen3-8B; the graph of transformers, which
+            // is ours, does not have it.
+            if let Some(value) = rope.get("attn_factor") {
+                notes.push(format!(
+                    "`attn_factor` = {value} of `{parent}` is left aside, as transformers does; \
+                     its key is `attention_factor`"
+                ));
+            }
             (kind, keys)
         }
         "llama3" => {

@@ -311,6 +311,17 @@ fn every_spelling_of_rope_scaling_is_read() {
 }
 
 #[test]
+fn a_key_only_vllm_reads_is_noted_and_left_aside() {
+    let mut toy = Toy::new();
+    let value = json!({"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.878});
+    toy.set("rope_scaling", value).write();
+    let ckpt = toy.open().unwrap();
+    let factor = ckpt.spec().rope.attention_factor();
+    assert!((f64::from(factor) - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-7);
+    assert!(ckpt.notes()[0].contains("attn_factor"));
+}
+
+#[test]
 fn an_unknown_rope_kind_or_key_is_never_plain_rope() {
     for (value, bad_key) in [
         (
