@@ -82,7 +82,7 @@ pub struct Checkpoint {
 /// # Errors
 /// A config that is absent, malformed, or asks for what we do not compute.
 pub fn read_spec(dir: &Path) -> Result<ModelSpec, Error> {
-    config::read(dir)
+    config::read(dir, &mut Vec::new())
 }
 
 /// A mapped file and what it looked like when it was mapped.

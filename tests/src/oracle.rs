@@ -30,7 +30,7 @@ pub struct Call {
     /// them, or start as zeros.
     pub states: Vec<(String, Tensor)>,
     /// Inputs that are outputs of earlier calls: name, call, output. They are
-    /// passed on as they are, whatever their layout.
+    /// passed on as they are, whatever their layout, and not returned.
     pub carried: Vec<(String, usize, String)>,
 }
 
@@ -69,9 +69,9 @@ impl Call {
 /// What a call gave.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
-    /// Outputs by name.
+    /// Outputs, in the order of their names.
     pub outputs: Vec<(String, Tensor)>,
-    /// States of the function after the call.
+    /// States of the function after the call, in the order of their names.
     pub states: Vec<(String, Tensor)>,
 }
 

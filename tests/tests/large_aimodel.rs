@@ -36,7 +36,11 @@ fn survives(name: &str) {
     write_asset(&copy, &m, &Metadata::default()).unwrap();
     let again = open_asset(&copy).unwrap();
     assert_eq!(difference(&m, &again), None);
-    assert_eq!(to_text(&again, &TextOptions::default()), text);
+    // Too long to be shown.
+    assert!(
+        to_text(&again, &TextOptions::default()) == text,
+        "the text differs"
+    );
     same_to_apple(&m, &original, &copy);
 }
 
