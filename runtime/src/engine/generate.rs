@@ -36,7 +36,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::step`]; [`EngineError::ContextFull`] if the tokens do not fit.
     pub fn feed(
-        &mut self,
+        &self,
         cache: &mut Cache,
         tokens: &[u32],
         done: usize,
@@ -78,7 +78,7 @@ impl Engine {
     /// # Errors
     /// An empty prompt, or one that does not fit; failures of [`Engine::step`].
     pub fn generate(
-        &mut self,
+        &self,
         prompt: &[u32],
         max_tokens: usize,
         mut receive: impl FnMut(u32) -> ControlFlow<()>,
@@ -133,7 +133,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::feed`].
-    pub fn logits(&mut self, window: &[u32]) -> Result<Vec<f32>, EngineError> {
+    pub fn logits(&self, window: &[u32]) -> Result<Vec<f32>, EngineError> {
         let vocab = self.manifest.model.vocab;
         let mut logits = vec![0.0; window.len() * vocab];
         let mut cache = self.cache();

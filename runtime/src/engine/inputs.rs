@@ -42,7 +42,11 @@ pub(super) fn embed(
         let start = row.id as usize * hidden * 2;
         let bytes = table.get(start..start + hidden * 2);
         let bytes = bytes.ok_or(EngineError::Id { id: row.id, vocab })?;
-        values.extend(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])));
+        values.extend(
+            bytes
+                .chunks_exact(2)
+                .map(|b| f16::from_le_bytes([b[0], b[1]])),
+        );
     }
     values.resize(width * hidden, f16::ZERO);
     Ok(Tensor::new(&[1, width, 1, hidden], values).expect("the product of the shape"))
@@ -80,7 +84,12 @@ pub(super) fn mask(
     for line in values.chunks_mut(width).take(offset) {
         line[..rows.len()].fill(f16::ZERO);
     }
-    for (slot, line) in values.chunks_mut(width).skip(offset).take(rows.len()).enumerate() {
+    for (slot, line) in values
+        .chunks_mut(width)
+        .skip(offset)
+        .take(rows.len())
+        .enumerate()
+    {
         for (row, value) in rows.iter().zip(line) {
             if row.sees >> slot & 1 == 1 {
                 *value = f16::ZERO;

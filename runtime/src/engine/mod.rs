@@ -19,7 +19,7 @@ mod inputs;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anemone_schemas::manifest::{Chunk, Manifest};
 use anemone_schemas::mapped::MappedFile;
@@ -52,7 +52,7 @@ pub struct Engine {
 struct LoadedChunk {
     info: Chunk,
     program: Program,
-    plans: BTreeMap<(usize, usize), Plan>,
+    plans: Mutex<BTreeMap<(usize, usize), Arc<Plan>>>,
 }
 
 /// What [`Engine::step`] gives back, by row.
@@ -105,7 +105,7 @@ impl Engine {
                 Ok(LoadedChunk {
                     info: info.clone(),
                     program,
-                    plans: BTreeMap::new(),
+                    plans: Mutex::default(),
                 })
             })
             .collect::<Result<_, EngineError>>()?;
@@ -146,20 +146,25 @@ impl Engine {
     /// [`Manifest::offset_multiple`], no context that is large enough, an id without an
     /// embedding, or a failing program.
     pub fn step(
-        &mut self,
+        &self,
         cache: &mut Cache,
         offset: usize,
         rows: &[Row],
     ) -> Result<Step, EngineError> {
         let width = self.width_for(rows.len())?;
-        if offset % self.manifest.offset_multiple != 0 {
+        if !offset.is_multiple_of(self.manifest.offset_multiple) {
             return Err(EngineError::Offset {
                 offset,
                 multiple: self.manifest.offset_multiple,
             });
         }
         let needed = offset + width;
-        let context = self.manifest.contexts.iter().copied().find(|&c| c >= needed);
+        let context = self
+            .manifest
+            .contexts
+            .iter()
+            .copied()
+            .find(|&c| c >= needed);
         let context = context.ok_or(EngineError::ContextFull {
             needed,
             max: self.max_context(),
@@ -178,7 +183,7 @@ impl Engine {
         };
         let mut taps = Vec::new();
         let mut last = None;
-        for (i, chunk) in self.chunks.iter_mut().enumerate() {
+        for (i, chunk) in self.chunks.iter().enumerate() {
             let [keys, values] = cache.states(i);
             let outcome = chunk.plan(context, width)?.run_with(
                 &[
@@ -242,20 +247,21 @@ impl Engine {
 
 impl LoadedChunk {
     /// The function for a context and a width, compiled at its first use.
-    fn plan(&mut self, context: usize, width: usize) -> Result<&Plan, EngineError> {
-        let key = (context, width);
-        if !self.plans.contains_key(&key) {
-            let function =
-                self.info
-                    .function(context, width)
-                    .ok_or_else(|| EngineError::NoFunction {
-                        chunk: self.info.path.clone(),
-                        context,
-                        width,
-                    })?;
-            let plan = self.program.plan(&function.name)?;
-            self.plans.insert(key, plan);
+    fn plan(&self, context: usize, width: usize) -> Result<Arc<Plan>, EngineError> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&(context, width)) {
+            return Ok(Arc::clone(plan));
         }
-        Ok(&self.plans[&key])
+        let function =
+            self.info
+                .function(context, width)
+                .ok_or_else(|| EngineError::NoFunction {
+                    chunk: self.info.path.clone(),
+                    context,
+                    width,
+                })?;
+        let plan = Arc::new(self.program.plan(&function.name)?);
+        plans.insert((context, width), Arc::clone(&plan));
+        Ok(plan)
     }
 }
