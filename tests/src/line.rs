@@ -19,8 +19,13 @@ pub const TAPS: [usize; 5] = [1, 2, 3, 5, 6];
 /// A scratch folder of the test binary, emptied when first asked for.
 pub fn scratch(name: &str) -> PathBuf {
     let target = std::env::current_exe().expect("a test binary has a path");
-    let root = target.parent().and_then(Path::parent).expect("target/release/deps");
-    let dir = root.join("test-scratch").join(format!("{name}-{}", std::process::id()));
+    let root = target
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/release/deps");
+    let dir = root
+        .join("test-scratch")
+        .join(format!("{name}-{}", std::process::id()));
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).expect("the target folder is writable");
     dir

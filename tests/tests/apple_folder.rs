@@ -181,7 +181,9 @@ fn judge(folder: &Folder, path: &Path, work: &[(&[u32], Span)]) -> Judged {
             start = end;
         }
         for &tap in &chunk.taps {
-            let rows = outputs.iter().map(|o| o.get(&format!("tap_{tap}")).to_f32());
+            let rows = outputs
+                .iter()
+                .map(|o| o.get(&format!("tap_{tap}")).to_f32());
             judged.taps.push((tap, rows.collect()));
         }
         if chunk.head {
@@ -191,7 +193,10 @@ fn judge(folder: &Folder, path: &Path, work: &[(&[u32], Span)]) -> Judged {
             });
             judged.ids = ids.collect();
         } else {
-            hidden = outputs.iter().map(|o| o.get("out_hidden").clone()).collect();
+            hidden = outputs
+                .iter()
+                .map(|o| o.get("out_hidden").clone())
+                .collect();
         }
     }
     judged
@@ -382,7 +387,10 @@ fn answers_are_those_of_apples_runtime() {
         first += spans.len();
     }
     found.check();
-    assert!(generated >= PROMPTS * NEW_TOKENS / 2, "only {generated} ids");
+    assert!(
+        generated >= PROMPTS * NEW_TOKENS / 2,
+        "only {generated} ids"
+    );
 }
 
 #[test]
@@ -417,7 +425,10 @@ fn offsets_replay_and_context_growth_are_those_of_apples_runtime() {
             fresh: false,
         });
     }
-    assert!(spans.iter().any(|s| s.context == 512), "the context must grow");
+    assert!(
+        spans.iter().any(|s| s.context == 512),
+        "the context must grow"
+    );
     let replayed = |s: &&Span| s.end - s.start == 4;
     assert!(spans.iter().filter(replayed).count() > 3);
     let work: Vec<(&[u32], Span)> = spans.iter().map(|s| (tokens, s.clone())).collect();

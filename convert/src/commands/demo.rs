@@ -210,7 +210,8 @@ impl Clock {
 
     fn lap(&mut self, name: &str) {
         let now = Instant::now();
-        self.laps.push((name.into(), (now - self.last).as_secs_f64()));
+        self.laps
+            .push((name.into(), (now - self.last).as_secs_f64()));
         self.last = now;
     }
 }
@@ -253,7 +254,10 @@ fn table_row(student: &Student, row: &Row) -> String {
     let size = row
         .size
         .map_or("-".to_string(), |b| format!("{:.2}", b as f64 / 1e6));
-    let mut out = format!("| {} | {measured} | {size} | {:.3} |", student.name, row.bits);
+    let mut out = format!(
+        "| {} | {measured} | {size} | {:.3} |",
+        student.name, row.bits
+    );
     for q in &student.sets {
         let _ = write!(out, " {:.4} | {:.3} |", q.kl_mean, q.top1);
     }
@@ -274,8 +278,8 @@ impl Weights for RtnWeights<'_> {
     fn load(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), anemone_calib::Error> {
         let (shape, weights) = self.checkpoint.load(name)?;
         let layers = self.spec().layers;
-        let quantized = name == LM_HEAD
-            || (0..layers).any(|l| Linear::ALL.iter().any(|m| m.tensor(l) == name));
+        let quantized =
+            name == LM_HEAD || (0..layers).any(|l| Linear::ALL.iter().any(|m| m.tensor(l) == name));
         if !quantized {
             return Ok((shape, weights));
         }

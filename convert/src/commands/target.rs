@@ -51,8 +51,7 @@ pub struct TargetOptions {
 pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
     let path = store.dir().join(SPEC_FILE);
     let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))?;
-    serde_json::from_str(&text)
-        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
+    serde_json::from_str(&text).map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
 }
 
 /// Runs the command. The folder appears whole or not at all.
@@ -161,7 +160,9 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     };
     let manifest = finish(manifest, staged.path())?;
     stage.step("manifest");
-    staged.commit().map_err(|e| Error::io(&options.output, &e))?;
+    staged
+        .commit()
+        .map_err(|e| Error::io(&options.output, &e))?;
     Ok(manifest)
 }
 
@@ -186,6 +187,9 @@ fn write_embedding(store: &Store, to: &Path) -> Result<(), Error> {
 /// Name of a store's quantization, such as `lut4-g32 gptq`.
 pub(super) fn quantization_name(store: &Store) -> String {
     let m = store.manifest();
-    let (bits, group) = m.matrices.first().map_or((4, 32), |r| (r.bits, r.group_rows));
+    let (bits, group) = m
+        .matrices
+        .first()
+        .map_or((4, 32), |r| (r.bits, r.group_rows));
     format!("lut{bits}-g{group} {}", m.provenance.method)
 }

@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// Longest context exported. At 32768 the engine's compiler fails and Core AI
 /// runs the program elsewhere without an error, an order of magnitude slower.
-pub const MAX_CONTEXT: usize = 16384;
+pub(super) const MAX_CONTEXT: usize = 16384;
 /// Smallest context exported.
 const MIN_CONTEXT: usize = 256;
 
@@ -92,7 +92,11 @@ pub fn plan_chunks(
             let layers = next..next + each + usize::from(i < longer);
             next = layers.end;
             ChunkPlan {
-                taps: taps.iter().copied().filter(|t| layers.contains(t)).collect(),
+                taps: taps
+                    .iter()
+                    .copied()
+                    .filter(|t| layers.contains(t))
+                    .collect(),
                 head: layers.end == spec.layers,
                 layers,
             }

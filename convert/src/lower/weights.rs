@@ -137,12 +137,7 @@ impl ChunkWeights {
         let head = if chunk.head {
             Some(HeadWeights {
                 norm: norm(FINAL_NORM, spec.hidden)?,
-                linear: LinearWeights::register(
-                    module,
-                    store,
-                    LM_HEAD,
-                    [spec.vocab, spec.hidden],
-                )?,
+                linear: LinearWeights::register(module, store, LM_HEAD, [spec.vocab, spec.hidden])?,
             })
         } else {
             None
