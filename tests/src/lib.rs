@@ -1,3 +1,5 @@
 //! What the integration tests share.
 
+pub mod line;
+pub mod oracle;
 pub mod reference;
