@@ -5,6 +5,7 @@
 use super::activations::Lanes;
 use super::simd::{Kernel, Simd, Tile, tile};
 use half::f16;
+#[allow(clippy::wildcard_imports, reason = "dozens of intrinsics")]
 use std::arch::x86_64::*;
 
 /// Proof that the processor has the features named in [`Avx512::new`], which

@@ -11,7 +11,7 @@
 
 #![expect(unsafe_code, reason = "reads the checked weights through raw pointers")]
 
-use super::activations::{BLOCK, LANES, Lanes, RUN};
+use super::activations::{BLOCK, Lanes, RUN};
 use super::panel::{Span, TILE};
 use super::rows::{Table, decode_lut, readable};
 use super::simd::{Simd, decode_one};
@@ -179,7 +179,7 @@ fn add_rows<S: Simd, const R: usize, const T: usize>(
                 s.store(
                     sums[r][t],
                     acc.as_mut_ptr().add(t * TILE + group + r).cast(),
-                )
+                );
             };
         }
     }
