@@ -137,6 +137,25 @@ impl Engine {
         Cache::new(&self.manifest)
     }
 
+    /// An empty cache of the smallest context with at least `slots` slots.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextFull`] if no context is that large.
+    pub fn cache_for(&self, slots: usize) -> Result<Cache, EngineError> {
+        let mut cache = self.cache();
+        cache.grow(self.context_for(slots)?, &self.manifest);
+        Ok(cache)
+    }
+
+    /// The smallest context with at least `slots` slots.
+    fn context_for(&self, slots: usize) -> Result<usize, EngineError> {
+        let fits = self.manifest.contexts.iter().copied().find(|&c| c >= slots);
+        fits.ok_or(EngineError::ContextFull {
+            needed: slots,
+            max: self.max_context(),
+        })
+    }
+
     /// Takes `rows` through the model: row `i` writes slot `offset + i` and sees the
     /// slots before `offset` and the rows that [`Row::sees`] names. The cache grows to
     /// the smallest context that holds the call.
@@ -158,18 +177,7 @@ impl Engine {
                 multiple: self.manifest.offset_multiple,
             });
         }
-        let needed = offset + width;
-        let context = self
-            .manifest
-            .contexts
-            .iter()
-            .copied()
-            .find(|&c| c >= needed);
-        let context = context.ok_or(EngineError::ContextFull {
-            needed,
-            max: self.max_context(),
-        })?;
-        cache.grow(context, &self.manifest);
+        cache.grow(self.context_for(offset + width)?, &self.manifest);
         let context = cache.context();
 
         let mut x = inputs::embed(&self.manifest, &self.embedding, rows, width)?;
