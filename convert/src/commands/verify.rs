@@ -11,6 +11,7 @@ use anemone_schemas::manifest::{Chunk, MANIFEST_FILE, Manifest};
 use anemone_schemas::tokenizer::{ChatMessage, TokenizerFolder};
 
 use super::files::{file_info, list};
+use super::lint::first_error;
 use super::package::BUNDLE_FILE;
 use super::target::TOKENIZER_DIR;
 use super::text::open_tokenizer;
@@ -100,6 +101,9 @@ pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
         let path = folder.join(&chunk.path);
         let module = asset::open_asset(&path)?;
         check::check(&module).map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
+        if let Some(broken) = first_error(&module) {
+            return Err(fail(format!("`{}`: {broken}", path.display())));
+        }
         interface(&manifest, chunk, &module)
             .map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
     }
