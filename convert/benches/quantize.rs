@@ -62,6 +62,12 @@ fn quantize(criterion: &mut Criterion) {
     group.bench_function("factor", |bencher| {
         bencher.iter(|| quantizer.prepare(calibration, Method::Gptq).map(|_| ()));
     });
+    let prepared = quantizer
+        .prepare(calibration, Method::KMeans)
+        .expect("valid input");
+    group.bench_function("tables", |bencher| {
+        bencher.iter(|| black_box(quantizer.tables(matrix, &prepared)));
+    });
     for method in [Method::KMeans, Method::Gptq] {
         let prepared = quantizer.prepare(calibration, method).expect("valid input");
         group.bench_function(method.name(), |bencher| {

@@ -435,7 +435,13 @@ fn discard(overwrite: bool, output: &Path) -> Result<(), Error> {
     if !overwrite || !output.exists() {
         return Ok(());
     }
-    let ours = ["anemone.json", "store.json", "matrices", "folder", "gptq.store"];
+    let ours = [
+        "anemone.json",
+        "store.json",
+        "matrices",
+        "folder",
+        "gptq.store",
+    ];
     let empty = fs::read_dir(output).is_ok_and(|mut d| d.next().is_none());
     if !empty && !ours.iter().any(|name| output.join(name).exists()) {
         return Err(Error::usage(format!(

@@ -84,6 +84,7 @@ macro_rules! from_bad_input {
 
 from_bad_input!(
     anemone_calib::Error,
+    anemone_runtime::engine::EngineError,
     anemone_schemas::aimodel::asset::AssetError,
     anemone_schemas::checkpoint::Error,
     anemone_schemas::manifest::ManifestError,

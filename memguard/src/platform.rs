@@ -24,5 +24,6 @@ pub(crate) struct Reading {
     pub(crate) swap_total: u64,
     pub(crate) swap_used: u64,
     /// Index of the cgroup that sets `available`, if one does.
+    #[cfg(target_os = "linux")]
     pub(crate) cgroup: Option<usize>,
 }

@@ -25,7 +25,7 @@ const COST_SHARE: u32 = 1000;
 /// The same for a walk through `/proc`.
 const SCAN_COST_SHARE: u32 = 3000;
 /// A process may also join a group long after its start.
-const SCAN_ANYWAY: Duration = Duration::from_secs(5);
+const SCAN_ANYWAY: Duration = Duration::from_secs(2);
 
 /// When a job is asked to stop and when it is ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -305,18 +305,23 @@ impl Watch {
         }
     }
 
-    /// Finding new members means walking all of `/proc`, so it happens only when some
+    /// Finding new members means walking all of `/proc`. Where no line is set on the
+    /// group's memory, that happens now and then for the statistics; else when some
     /// process was started, and less often where the walk is dear, unless a line is
-    /// near. Until then memory of a member not seen yet still shows in `available`.
+    /// near. Memory of a member not seen yet still shows in `available`.
     fn scan_is_due(&mut self, now: Instant) -> bool {
         self.unseen |= self.members.may_have_grown();
         let Some((at, cost)) = self.scanned else {
             return true;
         };
         let since = now.duration_since(at);
+        if since >= SCAN_ANYWAY {
+            return true;
+        }
+        let counts = self.hard.anonymous.or(self.soft.anonymous).is_some();
         let near = self.pause < self.interval;
         let unhurried = self.interval.max(cost * SCAN_COST_SHARE).min(SLOWEST);
-        self.unseen && (near || since >= unhurried) || since >= SCAN_ANYWAY
+        counts && self.unseen && (near || since >= unhurried)
     }
 
     /// How long to wait before the next sample.

@@ -176,6 +176,32 @@ fn a_signal_that_memguard_was_started_to_ignore_stays_ignored() {
     assert_eq!(job.wait().unwrap().code(), Some(0));
 }
 
+/// The letter `ps` shows: `T` stands for stopped.
+#[cfg(target_os = "linux")]
+fn state(id: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_command_is_suspended_and_resumed_together_with_memguard() {
+    let script = "trap 'echo bye; exit 7' TERM; echo $$; while :; do sleep 0.05; done";
+    let mut job = Running::start(shell(&[], script).stderr(Stdio::null()));
+    let command: u32 = job.line().parse().unwrap();
+    job.signal(Signal::TSTP);
+    eventually("both are stopped", || {
+        state(job.child.id()) == Some('T') && state(command) == Some('T')
+    });
+    job.signal(Signal::CONT);
+    eventually("both run", || {
+        state(job.child.id()) != Some('T') && state(command) != Some('T')
+    });
+    job.signal(Signal::TERM);
+    assert_eq!(job.line(), "bye");
+    assert_eq!(job.code(), Some(7));
+}
+
 #[test]
 fn the_second_interrupt_ends_a_job_at_once() {
     let mut job = Running::start(&mut guarded(&[], &["deaf", "1"]));
@@ -257,9 +283,8 @@ fn help_documents_every_exit_code() {
     }
 }
 
-/// A watch that costs is a watch that gets switched off. Processor time, not time on
-/// the wall, so other load does not matter much; the measured share is about a fifth
-/// of the limit.
+/// A watch that costs is a watch that gets switched off. This is processor time, not
+/// time on the wall, so other load matters only through cold caches.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_watch_takes_less_than_a_thousandth_of_a_processor() {

@@ -44,6 +44,29 @@ fn the_hard_line_ends_the_own_group_and_nothing_else() {
     assert_eq!(bystander.child.try_wait().unwrap(), None);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_resource_limit_bounds_the_budget_and_is_named() {
+    let limited = |mebibytes| {
+        let script = format!("ulimit -v 1048576; exec {JOB} require-memory {mebibytes}");
+        finish(Command::new("sh").args(["-c", &script]))
+    };
+    let refused = limited(2048);
+    assert_eq!(refused.status.code(), Some(4));
+    let message = stdout(&refused);
+    assert!(
+        message.starts_with("needs 2.00 GiB of memory, but only "),
+        "{message}"
+    );
+    assert!(message.contains(" of 1.00 GiB are available"), "{message}");
+    assert!(
+        message.contains("(resource limit `RLIMIT_AS`)"),
+        "{message}"
+    );
+    let granted = limited(100);
+    assert_eq!(granted.status.code(), Some(0), "{}", stdout(&granted));
+}
+
 #[test]
 fn the_second_job_is_told_who_holds_the_lock() {
     let dir = tempfile::tempdir().unwrap();
@@ -111,7 +134,19 @@ fn a_command_under_a_locking_guard_may_take_the_lock_and_others_may_not() {
         "{message}"
     );
     assert!(message.contains("hint: "), "{message}");
-    // The command is not in the group that ends with this test.
+    let mut waiting = Running::start(
+        Command::new(MEMGUARD)
+            .args(["--wait", "--", "echo", "mine"])
+            .env("ANEMONE_RUNTIME_DIR", dir.path())
+            .stderr(std::process::Stdio::piped()),
+    );
+    let mut says = std::io::BufReader::new(waiting.child.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut says, &mut line).unwrap();
+    let expected = format!("memguard: waiting for process {}, `", holder.child.id());
+    assert!(line.starts_with(&expected), "{line}");
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), Some(128 + 15));
+    assert_eq!(waiting.line(), "mine");
+    assert_eq!(waiting.code(), Some(0));
 }

@@ -12,6 +12,7 @@
 //! length of the sum. A row of a batch therefore has the same bits whatever the
 //! other rows, the width or the number of threads.
 
+pub mod engine;
 pub mod error;
 pub mod kernels;
 mod ops;

@@ -74,12 +74,11 @@ impl Program {
     /// # Errors
     /// As [`Program::open`].
     pub fn open_with(asset: &Path, pool: Arc<Pool>) -> Result<Self, ProgramError> {
-        let module = anemone_schemas::aimodel::asset::open_asset(asset).map_err(|e| {
-            ProgramError::Open {
+        let module =
+            anemone_schemas::aimodel::asset::open_asset(asset).map_err(|e| ProgramError::Open {
                 path: asset.to_path_buf(),
                 source: Box::new(e),
-            }
-        })?;
+            })?;
         Self::from_module(module, pool)
     }
 
@@ -215,13 +214,12 @@ impl Shared {
             .constants
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let data = match cache.get(&key) {
-            Some(data) => Arc::clone(data),
-            None => {
-                let data = Arc::new(self.constant_data(value, ty.elem, count)?);
-                cache.insert(key, Arc::clone(&data));
-                data
-            }
+        let data = if let Some(data) = cache.get(&key) {
+            Arc::clone(data)
+        } else {
+            let data = Arc::new(self.constant_data(value, ty.elem, count)?);
+            cache.insert(key, Arc::clone(&data));
+            data
         };
         if data.len() != if splat { 1 } else { count } {
             return Err(format!(

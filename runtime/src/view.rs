@@ -71,8 +71,7 @@ impl View {
     pub(crate) fn copied(&self, order: &[usize]) -> Self {
         let strides = dense_strides(&self.shape, order);
         let data = each_elem!(&*self.data, src => {
-            let mut dst = Vec::new();
-            dst.resize(self.len(), Default::default());
+            let mut dst = zeros_like(src, self.len());
             copy_strided(&self.shape, src, self.offset, &self.strides, &mut dst, 0, &strides);
             dst.into()
         });
@@ -139,6 +138,11 @@ impl View {
     pub(crate) fn is_unique(&mut self) -> bool {
         self.fills_buffer() && Arc::get_mut(&mut self.data).is_some()
     }
+}
+
+/// `n` zeros of the type of `like`.
+pub(crate) fn zeros_like<T: Copy + Default>(_: &[T], n: usize) -> Vec<T> {
+    vec![T::default(); n]
 }
 
 /// Row-major strides.

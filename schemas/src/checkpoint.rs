@@ -76,6 +76,15 @@ pub struct Checkpoint {
     fingerprint: OnceLock<String>,
 }
 
+/// The spec of a folder by `config.json` and `generation_config.json` alone, without
+/// weights; whether the output projection is tied is then what the config says.
+///
+/// # Errors
+/// A config that is absent, malformed, or asks for what we do not compute.
+pub fn read_spec(dir: &Path) -> Result<ModelSpec, Error> {
+    config::read(dir, &mut Vec::new())
+}
+
 /// A mapped file and what it looked like when it was mapped.
 #[derive(Debug)]
 struct Shard {

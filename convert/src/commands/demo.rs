@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::report::{QualityReport, Student};
 use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::Store;
+use anemone_schemas::tokenizer::ChatMessage;
 
 use super::eval::{self, Candidate, Entry};
 use super::package::{self, PackageOptions};
@@ -31,6 +33,7 @@ const AFFINE_GROUP: usize = 64;
 const WINDOW: usize = 256;
 const CALIBRATION_TOKENS: usize = 32_768;
 const EVALUATION_TOKENS: usize = 4096;
+const ANSWER_TOKENS: usize = 48;
 const NAME: &str = "anemone-tiny-qwen3";
 const PROMPT: &str = "What does the function len return?";
 
@@ -164,7 +167,13 @@ fn target_options(store: PathBuf, output: PathBuf) -> TargetOptions {
 /// One greedy answer of the packaged folder.
 fn answer(folder: &Path, threads: usize) -> Result<String, Error> {
     let mut engine = Engine::open(folder, threads)?;
-    Ok(engine.chat(PROMPT, 48)?)
+    let message = ChatMessage {
+        role: "user".into(),
+        content: PROMPT.into(),
+    };
+    let prompt = engine.chat_prompt(&[message])?;
+    let generated = engine.generate(&prompt, ANSWER_TOKENS, |_| ControlFlow::Continue(()))?;
+    Ok(engine.tokenizer().decode(&generated.ids, true)?)
 }
 
 /// Size columns of the table.
@@ -202,7 +211,8 @@ impl Clock {
 
     fn lap(&mut self, name: &str) {
         let now = Instant::now();
-        self.laps.push((name.into(), (now - self.last).as_secs_f64()));
+        self.laps
+            .push((name.into(), (now - self.last).as_secs_f64()));
         self.last = now;
     }
 }
@@ -245,7 +255,10 @@ fn table_row(student: &Student, row: &Row) -> String {
     let size = row
         .size
         .map_or("-".to_string(), |b| format!("{:.2}", b as f64 / 1e6));
-    let mut out = format!("| {} | {measured} | {size} | {:.3} |", student.name, row.bits);
+    let mut out = format!(
+        "| {} | {measured} | {size} | {:.3} |",
+        student.name, row.bits
+    );
     for q in &student.sets {
         let _ = write!(out, " {:.4} | {:.3} |", q.kl_mean, q.top1);
     }
@@ -266,8 +279,8 @@ impl Weights for RtnWeights<'_> {
     fn load(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), anemone_calib::Error> {
         let (shape, weights) = self.checkpoint.load(name)?;
         let layers = self.spec().layers;
-        let quantized = name == LM_HEAD
-            || (0..layers).any(|l| Linear::ALL.iter().any(|m| m.tensor(l) == name));
+        let quantized =
+            name == LM_HEAD || (0..layers).any(|l| Linear::ALL.iter().any(|m| m.tensor(l) == name));
         if !quantized {
             return Ok((shape, weights));
         }

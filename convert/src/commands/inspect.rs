@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use anemone_schemas::aimodel::ir::ValueId;
 use anemone_schemas::aimodel::asset;
+use anemone_schemas::aimodel::ir::ValueId;
 use anemone_schemas::aimodel::text::{self, TextOptions};
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::manifest::{MANIFEST_FILE, Manifest};
@@ -104,7 +104,13 @@ fn store(path: &Path) -> Result<String, Error> {
         );
     }
     for d in &m.dense {
-        let _ = writeln!(out, "{:<44} {:>13} {:>17}", d.name, format!("{:?}", d.shape), megabytes(d.bytes));
+        let _ = writeln!(
+            out,
+            "{:<44} {:>13} {:>17}",
+            d.name,
+            format!("{:?}", d.shape),
+            megabytes(d.bytes)
+        );
     }
     Ok(out)
 }
@@ -174,7 +180,12 @@ fn program(path: &Path, full: bool) -> Result<String, Error> {
         let _ = writeln!(out, "  {n:>6} {name}");
     }
     let blobs: u64 = module.blobs().iter().map(|b| b.len()).sum();
-    let _ = writeln!(out, "{} resources, {}", module.blobs().len(), megabytes(blobs));
+    let _ = writeln!(
+        out,
+        "{} resources, {}",
+        module.blobs().len(),
+        megabytes(blobs)
+    );
     if full {
         out.push_str(&text::to_text(&module, &TextOptions::default()));
     }

@@ -256,7 +256,9 @@ impl Job<'_> {
         if let Some(e) = failed {
             return Err(e.into());
         }
-        let stats = builders.into_iter().map(|(site, b)| Ok((site, b.finish()?)));
+        let stats = builders
+            .into_iter()
+            .map(|(site, b)| Ok((site, b.finish()?)));
         stats.collect()
     }
 
@@ -277,7 +279,9 @@ impl Job<'_> {
             self.stop.check()?;
             let (shape, data) = self.checkpoint.load(name)?;
             let [rows, cols] = shape[..] else {
-                return Err(Error::bad_input(format!("`{name}` is no matrix: {shape:?}")));
+                return Err(Error::bad_input(format!(
+                    "`{name}` is no matrix: {shape:?}"
+                )));
             };
             let matrix = Matrix {
                 name,
@@ -287,7 +291,8 @@ impl Job<'_> {
             };
             let (lut, report) = self.quantizer.quantize(matrix, &prepared)?;
             if let Some(why) = &report.fallback {
-                self.ui.note(&format!("`{name}`: {why}; used {}", report.method));
+                self.ui
+                    .note(&format!("`{name}`: {why}; used {}", report.method));
             }
             self.writer.put_lut(name, &self.key(name), &lut, report)?;
             self.stage.step(name);
@@ -309,23 +314,24 @@ impl Job<'_> {
             if self.writer.has_dense(&name, &key)? {
                 continue;
             }
-            let width = *shape.last().expect("not empty");
-            let rows: u32 = (shape.iter().product::<usize>() / width) as u32;
+            let rows = shape[0] as u32;
             let mut failed = None;
-            let put = self.writer.put_dense(&name, &key, DenseElem::F16, &shape, |out| {
-                for first in (0..rows).step_by(1024) {
-                    let rows: Vec<u32> = (first..rows.min(first + 1024)).collect();
-                    match to_f16(self.checkpoint, &name, &rows) {
-                        Ok(bytes) => out.write_all(&bytes)?,
-                        Err(e) => {
-                            let message = e.message.clone();
-                            failed = Some(e);
-                            return Err(std::io::Error::other(message));
+            let put = self
+                .writer
+                .put_dense(&name, &key, DenseElem::F16, &shape, |out| {
+                    for first in (0..rows).step_by(1024) {
+                        let rows: Vec<u32> = (first..rows.min(first + 1024)).collect();
+                        match to_f16(self.checkpoint, &name, &rows) {
+                            Ok(bytes) => out.write_all(&bytes)?,
+                            Err(e) => {
+                                let message = e.message.clone();
+                                failed = Some(e);
+                                return Err(std::io::Error::other(message));
+                            }
                         }
                     }
-                }
-                Ok(())
-            });
+                    Ok(())
+                });
             match failed {
                 Some(e) => return Err(e),
                 None => put?,
@@ -336,7 +342,8 @@ impl Job<'_> {
 
     /// The model's spec and its tokenizer.
     fn copies(&mut self) -> Result<(), Error> {
-        let mut spec = serde_json::to_string_pretty(self.spec).map_err(|e| Error::unexpected(&e))?;
+        let mut spec =
+            serde_json::to_string_pretty(self.spec).map_err(|e| Error::unexpected(&e))?;
         spec.push('\n');
         self.writer.put_file(SPEC_FILE, spec.as_bytes())?;
         for name in text::open_tokenizer(&self.options.model)?.files() {

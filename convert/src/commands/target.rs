@@ -70,8 +70,7 @@ impl TargetOptions {
 pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
     let path = store.dir().join(SPEC_FILE);
     let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))?;
-    serde_json::from_str(&text)
-        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
+    serde_json::from_str(&text).map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
 }
 
 /// What the command would write, exact to the byte, without writing.
@@ -206,7 +205,9 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     };
     let manifest = finish(manifest, staged.path())?;
     stage.step("manifest");
-    staged.commit().map_err(|e| Error::io(&options.output, &e))?;
+    staged
+        .commit()
+        .map_err(|e| Error::io(&options.output, &e))?;
     Ok(manifest)
 }
 
@@ -231,6 +232,9 @@ fn write_embedding(store: &Store, to: &Path) -> Result<(), Error> {
 /// Name of a store's quantization, such as `lut4-g32 gptq`.
 pub(super) fn quantization_name(store: &Store) -> String {
     let m = store.manifest();
-    let (bits, group) = m.matrices.first().map_or((4, 32), |r| (r.bits, r.group_rows));
+    let (bits, group) = m
+        .matrices
+        .first()
+        .map_or((4, 32), |r| (r.bits, r.group_rows));
     format!("lut{bits}-g{group} {}", m.provenance.method)
 }

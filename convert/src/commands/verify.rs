@@ -89,7 +89,9 @@ fn files(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
 pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
     let manifest = Manifest::read(folder)?;
     let table = folder.join(&manifest.embedding.path);
-    let bytes = fs::metadata(&table).map_err(|e| Error::io(&table, &e))?.len();
+    let bytes = fs::metadata(&table)
+        .map_err(|e| Error::io(&table, &e))?
+        .len();
     let expected = manifest.embedding.shape.iter().product::<usize>() as u64 * 2;
     if bytes != expected {
         return Err(fail(format!(
@@ -183,10 +185,11 @@ fn tokenizer(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
         }
     }
     if let Some(stop) = manifest.stop.iter().find(|&&id| id as usize >= known) {
-        return Err(fail(format!("stop id {stop} is beyond the tokenizer's {known}")));
+        return Err(fail(format!(
+            "stop id {stop} is beyond the tokenizer's {known}"
+        )));
     }
-    conversations(&tokenizer)
-        .map_err(|e| fail(format!("`{}`: chat template: {e}", dir.display())))
+    conversations(&tokenizer).map_err(|e| fail(format!("`{}`: chat template: {e}", dir.display())))
 }
 
 fn conversations(tokenizer: &TokenizerFolder) -> Result<(), Error> {
@@ -198,7 +201,11 @@ fn conversations(tokenizer: &TokenizerFolder) -> Result<(), Error> {
     let cases = [
         vec![user.clone()],
         vec![message("system", "Be brief."), user.clone()],
-        vec![user.clone(), message("assistant", "A sequence."), user.clone()],
+        vec![
+            user.clone(),
+            message("assistant", "A sequence."),
+            user.clone(),
+        ],
         vec![message("user", "日本語 \"quotes\" <tags>")],
     ];
     for case in cases {

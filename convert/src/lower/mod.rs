@@ -138,7 +138,10 @@ fn lower_function(
         module,
         &name,
         &[
-            ("transformer_input", Input::Tensor(f16(&[1, w, 1, spec.hidden]))),
+            (
+                "transformer_input",
+                Input::Tensor(f16(&[1, w, 1, spec.hidden])),
+            ),
             ("rope_cos", Input::Tensor(f16(&[1, 1, w, spec.head_dim]))),
             ("rope_sin", Input::Tensor(f16(&[1, 1, w, spec.head_dim]))),
             ("in_step", Input::Tensor(TensorType::new(Elem::Si32, &[1]))),

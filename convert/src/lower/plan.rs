@@ -11,7 +11,7 @@ use crate::error::Error;
 
 /// Longest context exported. At 32768 the engine's compiler fails and Core AI
 /// runs the program elsewhere without an error, an order of magnitude slower.
-pub const MAX_CONTEXT: usize = 16384;
+pub(super) const MAX_CONTEXT: usize = 16384;
 /// Smallest context exported.
 const MIN_CONTEXT: usize = 256;
 

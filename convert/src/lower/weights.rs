@@ -193,12 +193,12 @@ impl ChunkWeights {
             });
         }
         let head = if chunk.head {
-            let lut = find(source, HEAD_TENSOR, [spec.vocab, spec.hidden])?;
+            let lut = find(source, LM_HEAD, [spec.vocab, spec.hidden])?;
             Some(HeadWeights {
                 norm: norm(FINAL_NORM, spec.hidden)?,
                 slices: slices(spec.vocab, lut.group_rows)
                     .into_iter()
-                    .map(|rows| LinearWeights::rows(module, &lut, HEAD_TENSOR, rows))
+                    .map(|rows| LinearWeights::rows(module, &lut, LM_HEAD, rows))
                     .collect(),
             })
         } else {

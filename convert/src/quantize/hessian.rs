@@ -106,13 +106,11 @@ impl<'a> Prepared<'a> {
         let steps = DAMPING_LADDER.map(|step| step * damping);
         let mut bad_pivot = 0;
         for damping in steps.into_iter().filter(|&d| d < 1.0).chain([1.0]) {
-            // The statistics are symmetric up to rounding: the mean of both triangles is.
+            // Read along the rows: the factorization fills one column at a time.
             let element = |row: usize, col: usize| {
-                let (a, b) = (order[row], order[col]);
-                let h = self.calibration.hessian;
-                let value = 0.5 * (f64::from(h[a * n + b]) + f64::from(h[b * n + a]));
+                let value = f64::from(self.calibration.hessian[order[col] * n + order[row]]);
                 if row == col {
-                    value + self.added(a, damping)
+                    value + self.added(order[row], damping)
                 } else {
                     value
                 }

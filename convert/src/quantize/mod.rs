@@ -29,7 +29,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutMatrix, LutShape};
+use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutError, LutMatrix, LutShape};
 use anemone_schemas::store::MatrixReport;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -110,6 +110,13 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     fn row(&self, row: usize) -> &'a [f32] {
         &self.data[row * self.cols..][..self.cols]
+    }
+
+    fn lut_error(&self, source: LutError) -> QuantizeError {
+        QuantizeError::Lut {
+            name: self.name.to_string(),
+            source,
+        }
     }
 
     fn check(&self) -> Result<(), QuantizeError> {
@@ -205,6 +212,22 @@ impl Quantizer {
             .install(|| Prepared::new(calibration, method, &self.settings))
     }
 
+    /// The tables alone: bit patterns of f16, as in [`LutMatrix::tables`].
+    ///
+    /// # Errors
+    /// As [`Quantizer::quantize`].
+    pub fn tables(
+        &self,
+        matrix: Matrix<'_>,
+        prepared: &Prepared<'_>,
+    ) -> Result<Vec<u16>, QuantizeError> {
+        let shape = self.shape(matrix, prepared)?;
+        let book = self
+            .pool
+            .install(|| kmeans_tables(matrix, shape, &prepared.weights))?;
+        Ok(book.f16_bits())
+    }
+
     /// Quantizes a matrix.
     ///
     /// # Errors
@@ -215,26 +238,10 @@ impl Quantizer {
         matrix: Matrix<'_>,
         prepared: &Prepared<'_>,
     ) -> Result<(LutMatrix, MatrixReport), QuantizeError> {
-        matrix.check()?;
-        if matrix.cols != prepared.calibration.cols {
-            return Err(QuantizeError::Length {
-                name: matrix.name.to_string(),
-                what: "columns as in the calibration",
-                expected: prepared.calibration.cols,
-                found: matrix.cols,
-            });
-        }
-        let as_lut = |source| QuantizeError::Lut {
-            name: matrix.name.to_string(),
-            source,
-        };
-        let Settings {
-            bits, group_rows, ..
-        } = self.settings;
-        let shape = LutShape::new(matrix.rows, matrix.cols, bits, group_rows).map_err(as_lut)?;
+        let shape = self.shape(matrix, prepared)?;
         let (book, rounded) = self.pool.install(|| {
             let book = kmeans_tables(matrix, shape, &prepared.weights)?;
-            let tiles = Tile::cut(matrix, group_rows, false);
+            let tiles = Tile::cut(matrix, shape.group_rows, false);
             let rounded: Vec<Rounded> = tiles
                 .par_iter()
                 .map(|tile| match &prepared.rounding {
@@ -246,8 +253,31 @@ impl Quantizer {
         })?;
         let report = report(matrix, prepared, &rounded);
         let codes: Vec<u8> = rounded.into_iter().flat_map(|tile| tile.codes).collect();
-        let lut = LutMatrix::from_codes(shape, book.f16_bits(), &codes).map_err(as_lut)?;
+        let lut = LutMatrix::from_codes(shape, book.f16_bits(), &codes)
+            .map_err(|source| matrix.lut_error(source))?;
         Ok((lut, report))
+    }
+
+    /// Checks a matrix against the calibration and gives it its shape.
+    fn shape(
+        &self,
+        matrix: Matrix<'_>,
+        prepared: &Prepared<'_>,
+    ) -> Result<LutShape, QuantizeError> {
+        matrix.check()?;
+        if matrix.cols != prepared.calibration.cols {
+            return Err(QuantizeError::Length {
+                name: matrix.name.to_string(),
+                what: "columns as in the calibration",
+                expected: prepared.calibration.cols,
+                found: matrix.cols,
+            });
+        }
+        let Settings {
+            bits, group_rows, ..
+        } = self.settings;
+        LutShape::new(matrix.rows, matrix.cols, bits, group_rows)
+            .map_err(|source| matrix.lut_error(source))
     }
 }
 

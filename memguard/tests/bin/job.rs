@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anemone_memguard::{Guard, Limits, Lock, Stop};
+use anemone_memguard::{Guard, Limits, Lock, Stop, require_memory};
 
 /// Nothing here outlives a test by much, whatever goes wrong.
 const LONG: Duration = Duration::from_mins(2);
@@ -79,6 +79,16 @@ fn main() -> ExitCode {
                 thread::sleep(Duration::from_millis(2));
             }
             ExitCode::SUCCESS
+        }
+        ["require-memory", mebibytes] => {
+            let bytes = mebibytes.parse::<u64>().expect("size") << 20;
+            match require_memory(bytes) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(e) => {
+                    say(&e.to_string());
+                    ExitCode::from(4)
+                }
+            }
         }
         ["lock", name] => match Lock::acquire(name) {
             Ok(_lock) => {

@@ -4,6 +4,7 @@
 
 use super::simd::{Kernel, Simd, Tile, tile};
 use half::f16;
+#[allow(clippy::wildcard_imports, reason = "dozens of intrinsics")]
 use std::arch::x86_64::*;
 
 /// Proof that the processor has the features named in [`Avx2::new`], which
@@ -46,7 +47,7 @@ impl Simd for Avx2 {
     // compiler has split the lanes into their halves.
     const TILE_ROWS: usize = 2;
     const TILE_TOKENS: usize = 3;
-    const LOOKUP_IN_REGISTERS: bool = true;
+    const NARROW_TOKENS: usize = 3;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {
@@ -118,6 +119,10 @@ impl Simd for Avx2 {
         avx2!([_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])])
     }
     #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        avx2!([_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])])
+    }
+    #[inline(always)]
     fn round(self, v: Self::V) -> Self::V {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         avx2!([
@@ -169,14 +174,10 @@ impl Simd for Avx2 {
         avx2!(if BITS <= 4 {
             // A permute reads the low three bits; bit 3, moved to the sign,
             // chooses between the halves of the table.
-            let low = _mm256_loadu_ps(table);
-            let high = _mm256_loadu_ps(table.add(8));
             let one = |i| {
                 let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(i));
-                let (low, high) = (
-                    _mm256_permutevar8x32_ps(low, i),
-                    _mm256_permutevar8x32_ps(high, i),
-                );
+                let low = _mm256_permutevar8x32_ps(first[0], i);
+                let high = _mm256_permutevar8x32_ps(first[1], i);
                 _mm256_blendv_ps(low, high, upper)
             };
             [one(i[0]), one(i[1])]

@@ -1,7 +1,7 @@
 //! Weight matrices times packed activations.
 
 use super::activations::Activations;
-use super::panel::{Panel, Scratch, TILE};
+use super::panel::{PANEL, Panel, Scratch, TILE};
 use super::pool::{Pool, Shards};
 use super::rows::Rows;
 use super::simd::Isa;
@@ -98,7 +98,14 @@ pub(super) fn matmul(
     let out = Shards::new(out);
     // Tasks of roughly equal work, far more of them than threads.
     let work = TASK_WEIGHTS / x.tokens().div_ceil(4);
-    let share = (work / rows.cols().max(1)).next_multiple_of(TILE).max(TILE);
+    let least = if rows.rows() < 16 * PANEL {
+        TILE
+    } else {
+        PANEL
+    };
+    let share = (work / rows.cols().max(1))
+        .next_multiple_of(TILE)
+        .max(least);
     pool.run(rows.rows().div_ceil(share), |task| {
         SCRATCH.with_borrow_mut(|scratch| {
             let first = task * share;

@@ -47,14 +47,22 @@
 //! oracle of every test. The vector kernels are written once over a small
 //! trait and instantiated per instruction set.
 
+#![expect(
+    clippy::inline_always,
+    reason = "inlining is what compiles a generic kernel for its instruction set"
+)]
+
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod batch;
 pub mod convert;
-mod gemm;
+pub mod elementwise;
+pub mod gemm;
 mod matmul;
+mod narrow;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
@@ -64,15 +72,15 @@ pub mod roofline;
 mod rows;
 mod scalar;
 mod simd;
-mod slices;
+pub mod softmax;
 #[cfg(test)]
 mod twin_tests;
 mod weights;
 
 pub use activations::Activations;
-pub(crate) use gemm::{Operand, Product, Real, batch, transposes};
+pub(crate) use batch::{Operand, Product, Real, batch, transposes};
+pub(crate) use convert::{narrow, widen};
 pub use matmul::{Layout, dense_matmul, lut_matmul};
 pub use pool::Pool;
 pub use simd::isa_name;
-pub(crate) use slices::{narrow, widen};
 pub use weights::{DenseValues, DenseWeights, LutWeights, WeightsError};

@@ -186,8 +186,8 @@ impl Pool {
         // counted in `active`, and by nobody once `job` is `None` and `active`
         // is zero, which is waited for below before this frame can end; the
         // caller's own share runs under `catch_unwind`.
-        let lent: *const Task =
-            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Task>(task) };
+        let lent: &'static Task =
+            unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync + '_), &'static Task>(task) };
 
         let mut state = self.shared.lock();
         self.shared.next.store(0, Ordering::Relaxed);
@@ -219,6 +219,27 @@ impl Pool {
             resume_unwind(panic);
         }
     }
+
+    /// Cuts `out` into chunks of `size` elements (the last may be shorter) and
+    /// runs `task(i, chunk)` for each, as [`Self::run`] does.
+    ///
+    /// # Panics
+    ///
+    /// When `size` is zero, and as [`Self::run`].
+    pub fn run_chunks<T: Copy + Send>(
+        &self,
+        out: &mut [T],
+        size: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let len = out.len();
+        let shards = Shards::new(out);
+        self.run(len.div_ceil(size), |i| {
+            let from = i * size;
+            // SAFETY: chunks do not overlap, and each task takes its own.
+            task(i, unsafe { shards.slice(from, size.min(len - from)) });
+        });
+    }
 }
 
 impl Drop for Pool {
@@ -248,7 +269,7 @@ pub(crate) struct Shards<T> {
     len: usize,
 }
 
-// SAFETY: a `Shards` only hands out elements through `write`, whose callers
+// SAFETY: a `Shards` only hands out elements through `slice`, whose callers
 // promise that no two tasks touch the same one.
 unsafe impl<T: Send> Send for Shards<T> {}
 // SAFETY: as above.
@@ -274,17 +295,6 @@ impl<T: Copy> Shards<T> {
         // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) }
     }
-
-    /// Writes element `at`.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Self::slice`], with a length of one.
-    pub(crate) unsafe fn write(&self, at: usize, value: T) {
-        assert!(at < self.len, "part of the output");
-        // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
-        unsafe { self.start.add(at).write(value) }
-    }
 }
 
 #[cfg(test)]
@@ -303,6 +313,20 @@ mod tests {
                 });
                 assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
             }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_output_once() {
+        let pool = Pool::new(3);
+        for (len, size) in [(0, 4), (1, 4), (4, 4), (103, 10)] {
+            let mut out = vec![0_usize; len];
+            pool.run_chunks(&mut out, size, |i, chunk| {
+                for (j, v) in chunk.iter_mut().enumerate() {
+                    *v += i * size + j + 1;
+                }
+            });
+            assert!(out.iter().enumerate().all(|(i, v)| *v == i + 1));
         }
     }
 

@@ -20,7 +20,7 @@ impl Simd for Portable {
     type I = [u32; LANES];
     const TILE_ROWS: usize = 2;
     const TILE_TOKENS: usize = 1;
-    const LOOKUP_IN_REGISTERS: bool = false;
+    const NARROW_TOKENS: usize = 0;
 
     fn splat(self, value: f32) -> Self::V {
         [value; LANES]
@@ -41,7 +41,7 @@ impl Simd for Portable {
         // SAFETY: valid by the caller's promise.
         unsafe {
             to.cast::<[f16; LANES]>()
-                .write_unaligned(v.map(scalar::narrow))
+                .write_unaligned(v.map(scalar::narrow));
         }
     }
     unsafe fn load_i8(self, from: *const i8) -> Self::V {
@@ -67,6 +67,9 @@ impl Simd for Portable {
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
     fn round(self, v: Self::V) -> Self::V {
         v.map(f32::round_ties_even)
     }
@@ -77,7 +80,7 @@ impl Simd for Portable {
     unsafe fn words<const BITS: usize>(self, from: *const u8) -> Self::I {
         // SAFETY: readable by the caller's promise.
         from_fn(|lane| unsafe {
-            u32::from_le(from.add(BITS * lane).cast::<u32>().read_unaligned())
+            u32::from_le_bytes(from.add(BITS * lane).cast::<[u8; 4]>().read())
         })
     }
     fn shift_right(self, i: Self::I, n: u32) -> Self::I {

@@ -50,9 +50,9 @@ pub(super) trait Simd: Copy {
     const TILE_ROWS: usize;
     /// The most tokens of the register tile.
     const TILE_TOKENS: usize;
-    /// Whether a table lookup is cheap enough to be repeated for each row
-    /// instead of decoding weights to memory.
-    const LOOKUP_IN_REGISTERS: bool;
+    /// Up to how many tokens it is faster to look weights up again for each
+    /// register tile than to decode them to memory.
+    const NARROW_TOKENS: usize;
 
     fn splat(self, value: f32) -> Self::V;
     unsafe fn load(self, from: *const f32) -> Self::V;
@@ -70,6 +70,8 @@ pub(super) trait Simd: Copy {
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `if a > b { a } else { b }`.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if a < b { a } else { b }`.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// To the nearest integer, ties to even.
     fn round(self, v: Self::V) -> Self::V;
     /// `2^n` for integers `n` from -126 to 127.
@@ -135,10 +137,19 @@ pub(super) trait Simd: Copy {
                     to.add(j)
                         .cast::<f32>()
                         .add(lane)
-                        .write(*from.add(lane * RUN + j))
+                        .write(*from.add(lane * RUN + j));
                 };
             }
         }
+    }
+
+    /// The sum of all lanes, in the order of [`scalar::reduce`](super::scalar::reduce).
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: `lanes` holds sixteen elements.
+        unsafe { self.store(v, lanes.as_mut_ptr()) };
+        super::scalar::reduce(lanes)
     }
 
     /// The sums of sixteen consecutive accumulators, one per lane.
@@ -161,6 +172,64 @@ pub(super) trait Simd: Copy {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         let _ = at;
+    }
+}
+
+/// Elements `at..at + 16`, zero past the end of `x`.
+#[inline(always)]
+pub(super) fn load_f16<S: Simd>(s: S, x: &[f16], at: usize) -> S::V {
+    if x.len() - at >= LANES {
+        // SAFETY: sixteen elements from `at`.
+        unsafe { s.load_f16(x.as_ptr().add(at)) }
+    } else {
+        let mut padded = [f16::ZERO; LANES];
+        padded[..x.len() - at].copy_from_slice(&x[at..]);
+        // SAFETY: sixteen elements.
+        unsafe { s.load_f16(padded.as_ptr()) }
+    }
+}
+
+/// Writes elements `at..at + 16`, those past the end of `x` nowhere.
+#[inline(always)]
+pub(super) fn store_f16<S: Simd>(s: S, v: S::V, x: &mut [f16], at: usize) {
+    let live = x.len() - at;
+    if live >= LANES {
+        // SAFETY: sixteen elements from `at`.
+        unsafe { s.store_f16(v, x.as_mut_ptr().add(at)) };
+    } else {
+        let mut padded = [f16::ZERO; LANES];
+        // SAFETY: sixteen elements.
+        unsafe { s.store_f16(v, padded.as_mut_ptr()) };
+        x[at..].copy_from_slice(&padded[..live]);
+    }
+}
+
+/// As [`load_f16`].
+#[inline(always)]
+pub(super) fn load_f32<S: Simd>(s: S, x: &[f32], at: usize) -> S::V {
+    if x.len() - at >= LANES {
+        // SAFETY: sixteen elements from `at`.
+        unsafe { s.load(x.as_ptr().add(at)) }
+    } else {
+        let mut padded = [0.0; LANES];
+        padded[..x.len() - at].copy_from_slice(&x[at..]);
+        // SAFETY: sixteen elements.
+        unsafe { s.load(padded.as_ptr()) }
+    }
+}
+
+/// As [`store_f16`].
+#[inline(always)]
+pub(super) fn store_f32<S: Simd>(s: S, v: S::V, x: &mut [f32], at: usize) {
+    let live = x.len() - at;
+    if live >= LANES {
+        // SAFETY: sixteen elements from `at`.
+        unsafe { s.store(v, x.as_mut_ptr().add(at)) };
+    } else {
+        let mut padded = [0.0; LANES];
+        // SAFETY: sixteen elements.
+        unsafe { s.store(v, padded.as_mut_ptr()) };
+        x[at..].copy_from_slice(&padded[..live]);
     }
 }
 

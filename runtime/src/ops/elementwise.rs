@@ -68,7 +68,7 @@ impl Unary {
             };
         }
         match self {
-            Self::Exp => map!(math::exp),
+            Self::Exp => math::exp(x),
             Self::Tanh => map!(f32::tanh),
             Self::Sin => map!(f32::sin),
             Self::Cos => map!(f32::cos),
@@ -78,8 +78,18 @@ impl Unary {
             Self::Rsqrt => map!(|v: f32| 1.0 / v.sqrt()),
             Self::Log => map!(f32::ln),
             Self::Erf => map!(math::erf),
-            Self::Sigmoid => map!(math::sigmoid),
-            Self::Silu => map!(|v: f32| v * math::sigmoid(v)),
+            Self::Sigmoid => math::sigmoid(x),
+            Self::Silu => {
+                let mut gate = [0.0f32; BLOCK];
+                for x in x.chunks_mut(BLOCK) {
+                    let gate = &mut gate[..x.len()];
+                    gate.copy_from_slice(x);
+                    math::sigmoid(gate);
+                    for (v, g) in x.iter_mut().zip(gate) {
+                        *v *= *g;
+                    }
+                }
+            }
             Self::Relu => map!(|v: f32| if v < 0.0 { 0.0 } else { v }),
             Self::Gelu => map!(|v| math::gelu(v, false)),
             Self::GeluTanh => map!(|v| math::gelu(v, true)),
@@ -213,8 +223,33 @@ fn floor_div(a: i64, b: i64) -> i64 {
     }
 }
 
+/// `v` laid out as `lead` is, if it is broadcast against it and would otherwise be
+/// gathered again for every repetition: the causal mask against all heads.
+fn aligned(v: View, lead: &View) -> View {
+    let rank = v.shape.len();
+    if rank != lead.shape.len() || v.len() * 2 > lead.len() || v.len() < BLOCK {
+        return v;
+    }
+    let innermost = storage_order(&lead.shape, &[&lead.strides]).pop();
+    match innermost {
+        Some(axis) if v.shape[axis] > 1 && v.strides[axis] > 1 => {
+            let strides: Vec<usize> = (0..rank)
+                .map(|a| if v.shape[a] == 1 { 1 } else { lead.strides[a] })
+                .collect();
+            v.copied(&storage_order(&v.shape, &[&strides]))
+        }
+        _ => v,
+    }
+}
+
 /// `f(x, y)` of `shape`, in the buffer of an operand that is used here last.
 pub(crate) fn binary(op: Binary, x: View, y: View, shape: &[usize]) -> View {
+    let (x, y) = if x.len() >= y.len() {
+        let y = aligned(y, &x);
+        (x, y)
+    } else {
+        (aligned(x, &y), y)
+    };
     let (mut x, mut y) = (x.broadcast(shape), y.broadcast(shape));
     let order = storage_order(shape, &[&x.strides, &y.strides]);
     let strides = dense_strides(shape, &order);
@@ -339,6 +374,7 @@ fn int_binary(op: Binary, nest: &Nest<2>, x: (&Data, usize), y: (&Data, usize), 
 }
 
 /// A predicate of `x` and `y`, broadcast to `shape`.
+#[allow(clippy::float_cmp, reason = "the operation is exact equality")]
 pub(crate) fn compare(op: Compare, x: View, y: View, shape: &[usize]) -> View {
     let (x, y) = (x.broadcast(shape), y.broadcast(shape));
     let order = storage_order(shape, &[&x.strides, &y.strides]);

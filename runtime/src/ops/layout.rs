@@ -9,9 +9,7 @@ use crate::view::{View, copy_strided, dense_strides, row_major, storage_order};
 pub(crate) fn concat(parts: &[View], axis: usize) -> View {
     let mut shape = parts[0].shape.clone();
     shape[axis] = parts.iter().map(|p| p.shape[axis]).sum();
-    // A part of extent 1 says nothing about the place of `axis`.
-    let lead = parts.iter().max_by_key(|p| p.len()).unwrap_or(&parts[0]);
-    let order = storage_order(&shape, &[&lead.strides]);
+    let order = concat_order(parts, axis, &shape);
     let strides = dense_strides(&shape, &order);
     macro_rules! with {
         ($($variant:ident),*) => {
@@ -35,6 +33,19 @@ pub(crate) fn concat(parts: &[View], axis: usize) -> View {
     View::ordered(&shape, &order, data)
 }
 
+/// The layout of the largest part. Parts of extent 1 say nothing about the place
+/// of `axis`: it goes outermost, where each part is one piece.
+fn concat_order(parts: &[View], axis: usize, shape: &[usize]) -> Vec<usize> {
+    let lead = parts.iter().max_by_key(|p| p.len()).unwrap_or(&parts[0]);
+    if lead.shape[axis] != 1 {
+        return storage_order(shape, &[&lead.strides]);
+    }
+    let order = storage_order(&lead.shape, &[&lead.strides]);
+    let mut out = vec![axis];
+    out.extend(order.into_iter().filter(|&a| a != axis));
+    out
+}
+
 /// A numpy slice of one axis: first element, count and step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
@@ -49,14 +60,15 @@ impl Span {
     pub(crate) fn new(dim: usize, start: i64, end: i64, step: i64) -> Option<Self> {
         let n = i64::try_from(dim).ok()?;
         let wrap = |v: i64| if v < 0 { v.saturating_add(n) } else { v };
+        if step == 0 {
+            return None;
+        }
         let (first, count) = if step > 0 {
             let (s, e) = (wrap(start).clamp(0, n), wrap(end).clamp(0, n));
             (s, (e - s).max(0) as u64)
-        } else if step < 0 {
+        } else {
             let (s, e) = (wrap(start).clamp(-1, n - 1), wrap(end).clamp(-1, n - 1));
             (s, (s - e).max(0) as u64)
-        } else {
-            return None;
         };
         Some(Self {
             start: usize::try_from(first).unwrap_or(0),
@@ -69,7 +81,7 @@ impl Span {
 /// The elements of `spans`, one span per axis.
 pub(crate) fn slice(mut x: View, spans: &[Span]) -> View {
     if spans.iter().any(|s| s.step < 0 && s.len > 1) {
-        return slice_backwards(x, spans);
+        return slice_backwards(&x, spans);
     }
     for (axis, s) in spans.iter().enumerate() {
         x = x.sliced(axis, s.start, s.len, usize::try_from(s.step).unwrap_or(1));
@@ -78,7 +90,7 @@ pub(crate) fn slice(mut x: View, spans: &[Span]) -> View {
 }
 
 /// Views have no negative strides, so a backward slice is a gather.
-fn slice_backwards(x: View, spans: &[Span]) -> View {
+fn slice_backwards(x: &View, spans: &[Span]) -> View {
     let shape: Vec<usize> = spans.iter().map(|s| s.len).collect();
     let n: usize = shape.iter().product();
     let strides = row_major(&shape);
@@ -195,7 +207,7 @@ impl PadMode {
 }
 
 /// `x` with `pads` (before, after) elements added per axis.
-pub(crate) fn pad(x: View, pads: &[(usize, usize)], mode: PadMode, value: &View) -> View {
+pub(crate) fn pad(x: &View, pads: &[(usize, usize)], mode: PadMode, value: &View) -> View {
     let shape: Vec<usize> = x
         .shape
         .iter()
@@ -327,7 +339,7 @@ mod tests {
     fn pads_follow_numpy_modes() {
         let x = View::dense(&[3], Data::I32(vec![1, 2, 3]));
         let v = View::dense(&[], Data::I32(vec![9]));
-        let p = |m| ints(pad(x.clone(), &[(2, 2)], m, &v));
+        let p = |m| ints(pad(&x, &[(2, 2)], m, &v));
         assert_eq!(p(PadMode::Constant), [9, 9, 1, 2, 3, 9, 9]);
         assert_eq!(p(PadMode::Reflect), [3, 2, 1, 2, 3, 2, 1]);
         assert_eq!(p(PadMode::Symmetric), [2, 1, 1, 2, 3, 3, 2]);

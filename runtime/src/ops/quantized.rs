@@ -4,7 +4,7 @@ use half::f16;
 
 use super::{Float, each_float};
 use crate::tensor::{Data, each_elem};
-use crate::view::{View, row_major};
+use crate::view::{View, row_major, zeros_like};
 
 /// A table look-up: `indices` `[a0 ..]`, `table` `[b0 .., entries, vector]`, where
 /// each `b_i` divides `a_i`. Element j of the vector goes to position
@@ -23,7 +23,7 @@ pub(crate) fn lut_to_dense(indices: View, table: View, axis: usize, shape: &[usi
         row_major(&table.shape[..rank]),
     );
     let data = each_elem!(&*table.data, t => {
-        let mut out = vec![Default::default(); shape.iter().product()];
+        let mut out = zeros_like(t, shape.iter().product());
         for (i, &entry) in index.iter().enumerate() {
             let (mut block, mut at) = (0, 0);
             for a in 0..rank {

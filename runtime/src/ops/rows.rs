@@ -264,11 +264,19 @@ fn scatter_columns<T: Float>(block: &[f32], len: usize, count: usize, run: usize
     }
 }
 
+/// Below this, relative to the maximum, e^x is zero in f16 and f32 sums alike.
+const NEGLIGIBLE: f32 = -104.0;
+
+/// Masked keys lie at the end of a row as a rule; they are zeroed, not computed.
 fn softmax_row(x: &mut [f32]) {
     let max = math::max(x);
+    let live = x.iter().rposition(|&v| v - max >= NEGLIGIBLE || v.is_nan());
+    let (x, masked) = x.split_at_mut(live.map_or(0, |i| i + 1));
+    masked.fill(0.0);
     for v in x.iter_mut() {
-        *v = math::exp(*v - max);
+        *v -= max;
     }
+    math::exp(x);
     let sum = math::sum(x);
     for v in x.iter_mut() {
         *v /= sum;
@@ -311,6 +319,7 @@ fn argmax_ints(rows: &Rows<'_>, out: &mut Vec<u32>) {
 }
 
 /// First index of the largest element that is not NaN; 0 if there is none.
+#[allow(clippy::float_cmp, reason = "the maximum is one of the elements")]
 pub(crate) fn argmax_row(x: &[f32]) -> u32 {
     let max = math::max(x);
     x.iter().position(|&v| v == max).unwrap_or(0) as u32

@@ -35,7 +35,7 @@ enum Ref {
     /// A table look-up of constants: indices, table, axis, dense shape.
     Lut(Box<Lut>),
     /// A matrix of the two kinds above, transposed.
-    Transposed(Box<Ref>),
+    Transposed(Box<Self>),
 }
 
 #[derive(Clone, Debug)]
@@ -100,7 +100,6 @@ pub(crate) fn compile(shared: &Arc<Shared>, info: &FunctionInfo) -> Result<Plan,
     liveness::analyse(&mut steps, &outputs, |slot| {
         constants[slot as usize].is_some()
     });
-    densify(&mut steps, &args);
     let read = |slot: u32| {
         outputs.contains(&slot) || steps.iter().any(|s| s.args.iter().any(|a| a.slot == slot))
     };
@@ -119,29 +118,6 @@ pub(crate) fn compile(shared: &Arc<Shared>, info: &FunctionInfo) -> Result<Plan,
         inputs,
         outputs,
     })
-}
-
-/// A transposed input that is read more than once is moved once, not gathered by
-/// every reader: the causal mask is read by every head of every layer.
-fn densify(steps: &mut [Step], inputs: &[Ref]) {
-    let mut reads: HashMap<u32, usize> = HashMap::new();
-    for step in steps.iter() {
-        for arg in &step.args {
-            *reads.entry(arg.slot).or_default() += 1;
-        }
-    }
-    let is_input = |slot: u32| {
-        inputs
-            .iter()
-            .any(|r| matches!(r, Ref::Slot(s) if *s == slot))
-    };
-    for step in steps {
-        if let Kind::Transpose { dense, .. } = &mut step.kind {
-            let result = step.results[0];
-            let many = result.is_some_and(|r| reads.get(&r).is_some_and(|&n| n > 1));
-            *dense = many && is_input(step.args[0].slot);
-        }
-    }
 }
 
 struct Compiler<'a> {
@@ -414,10 +390,7 @@ impl Compiler<'_> {
                     _ => Vec::new(),
                 };
                 self.steps.push(Step {
-                    kind: Kind::Transpose {
-                        perm: vec![1, 0],
-                        dense: false,
-                    },
+                    kind: Kind::Transpose(vec![1, 0]),
                     args: vec![Arg {
                         slot: x,
                         last: false,
@@ -535,7 +508,7 @@ fn symbolic(kind: &Kind, args: &[Ref], place: &Place) -> Option<Ref> {
                 place: place.clone(),
             })))
         }
-        (Kind::Transpose { perm, .. }, [inner @ (Ref::Constant(..) | Ref::Lut(_)), ..])
+        (Kind::Transpose(perm), [inner @ (Ref::Constant(..) | Ref::Lut(_)), ..])
             if perm[..] == [1, 0] =>
         {
             Some(Ref::Transposed(Box::new(inner.clone())))

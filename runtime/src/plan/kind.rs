@@ -18,12 +18,7 @@ pub(crate) enum Kind {
     Select(Vec<usize>),
     Cast(Elem),
     Reshape(Vec<usize>),
-    Transpose {
-        perm: Vec<usize>,
-        /// Move the elements: the result is read more than once, and not in the
-        /// order of the operand.
-        dense: bool,
-    },
+    Transpose(Vec<usize>),
     Broadcast(Vec<usize>),
     Concat(usize),
     /// Axis and sizes.

@@ -336,7 +336,7 @@ impl<'a> Resolver<'a> {
         let perm = self.axes(1, self.args[0].rank())?;
         demand!(perm.len() == self.args[0].rank(), "permutation {perm:?}");
         let shape: Vec<usize> = perm.iter().map(|&p| self.args[0].shape[p]).collect();
-        self.done(Kind::Transpose { perm, dense: false }, &[0], &shape)
+        self.done(Kind::Transpose(perm), &[0], &shape)
     }
 
     fn broadcast(&self) -> Result<Resolved> {
@@ -425,16 +425,12 @@ impl<'a> Resolver<'a> {
 
     fn slice(&self) -> Result<Resolved> {
         self.arity(4)?;
-        match self.spans()? {
-            Some(spans) => {
-                let shape: Vec<usize> = spans.iter().map(|s| s.len).collect();
-                self.done(Kind::Slice(spans), &[0], &shape)
-            }
-            None => {
-                let shape = self.results[0].shape.clone();
-                self.done(Kind::SliceRuntime, &[0, 1, 2, 3], &shape)
-            }
+        if let Some(spans) = self.spans()? {
+            let shape: Vec<usize> = spans.iter().map(|s| s.len).collect();
+            return self.done(Kind::Slice(spans), &[0], &shape);
         }
+        let shape = &self.results[0].shape;
+        self.done(Kind::SliceRuntime, &[0, 1, 2, 3], shape)
     }
 
     fn slice_update(&self) -> Result<Resolved> {

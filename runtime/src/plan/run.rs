@@ -250,8 +250,9 @@ fn zero_state(port: &Port) -> Tensor {
 }
 
 fn type_name(elem: Elem, shape: &[usize]) -> String {
-    let dims: String = shape.iter().map(|d| format!("{d}x")).collect();
-    format!("tensor<{dims}{}>", elem.name())
+    let mut parts: Vec<String> = shape.iter().map(usize::to_string).collect();
+    parts.push(elem.name().into());
+    format!("tensor<{}>", parts.join("x"))
 }
 
 impl Context<'_> {
@@ -314,10 +315,7 @@ fn execute(
         Kind::Select(shape) => elementwise::select(next()?, next()?, next()?, shape),
         Kind::Cast(elem) => elementwise::cast(next()?, *elem),
         Kind::Reshape(shape) => next()?.reshaped(shape),
-        Kind::Transpose { perm, dense } => {
-            let view = next()?.transposed(perm);
-            if *dense { view.contiguous() } else { view }
-        }
+        Kind::Transpose(perm) => next()?.transposed(perm),
         Kind::Broadcast(shape) => next()?.broadcast(shape),
         Kind::Concat(axis) => layout::concat(&args.collect::<Vec<_>>(), *axis),
         Kind::Split(axis, sizes) => {
@@ -351,7 +349,7 @@ fn execute(
             }
             layout::slice_update(x, &spans, update)
         }
-        Kind::Pad(pads, mode) => layout::pad(next()?, pads, *mode, &next()?),
+        Kind::Pad(pads, mode) => layout::pad(&next()?, pads, *mode, &next()?),
         Kind::Tile(reps) => layout::tile(next()?, reps),
         Kind::GatherNd(shape) => gather::gather_nd(next()?, next()?, shape)?,
         Kind::GatherAlongAxis(axis) => gather::gather_along_axis(next()?, next()?, *axis)?,

@@ -225,8 +225,9 @@ fn lut_weight(g: &mut GraphBuilder<'_>, rows: usize, cols: usize, seed: u32) -> 
         .iter()
         .map(|x| ((x + 1.0) * 127.9) as u8)
         .collect();
+    let count = g.module().blobs().len();
     let blob = g.module().add_blob(Blob {
-        key: format!("w{seed}"),
+        key: format!("w{seed}_{count}"),
         data: BlobData::Bytes(indices),
     });
     let indices = g.constant_blob(TensorType::new(Elem::Ui4, &[rows, cols, 1, 1]), blob);

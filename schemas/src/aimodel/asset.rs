@@ -254,3 +254,83 @@ impl<W: Write> Write for Hashing<W> {
         self.inner.flush()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aimodel::build::{GraphBuilder, Input};
+    use crate::aimodel::ir::{Attr, Elem, TensorType};
+    use crate::aimodel::same::difference;
+
+    fn program() -> Module {
+        let mut m = Module::default();
+        let x = Input::Tensor(TensorType::new(Elem::F16, &[2]));
+        let mut g = GraphBuilder::new(&mut m, "f", &[("x", x)]);
+        let y = g.silu(g.arg(0));
+        g.finish(&[("y", y)], &[]);
+        m
+    }
+
+    #[test]
+    fn an_asset_opens_as_it_was_written_and_writes_the_same_bytes_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let metadata = Metadata {
+            producer: Some("anemone".into()),
+            creation_date: Some("20270101T000000Z".into()),
+            author: Some("someone".into()),
+            ..Metadata::default()
+        };
+        let [a, b] = ["a.aimodel", "b.aimodel"].map(|n| dir.path().join(n));
+        let info = write_asset(&a, &program(), &metadata).unwrap();
+        let opened = open_asset(&a).unwrap();
+        assert_eq!(difference(&program(), &opened), None);
+        assert_eq!(read_metadata(&a).unwrap(), metadata);
+        assert_eq!(info.bytes, fs::metadata(a.join(PROGRAM)).unwrap().len());
+        assert_eq!(info.sha256, hex(&fs::read(a.join(DIGEST)).unwrap()));
+        assert_eq!(write_asset(&b, &opened, &metadata).unwrap(), info);
+        for file in [PROGRAM, DIGEST, METADATA] {
+            assert_eq!(
+                fs::read(a.join(file)).unwrap(),
+                fs::read(b.join(file)).unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn a_damaged_asset_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.aimodel");
+        write_asset(&path, &program(), &Metadata::default()).unwrap();
+        let good = fs::read(path.join(PROGRAM)).unwrap();
+        let mut bad = good.clone();
+        bad[100] ^= 1;
+        fs::write(path.join(PROGRAM), bad).unwrap();
+        let said = open_asset(&path).unwrap_err().to_string();
+        assert!(said.contains("does not match `main.hash`"), "{said}");
+        fs::write(path.join(PROGRAM), good).unwrap();
+        for (json, reason) in [
+            ("{}", "`assetVersion` is missing"),
+            (r#"{"assetVersion": "3.0"}"#, "expected one of"),
+            (r#"{"assetVersion": 2}"#, "expected one of"),
+            ("no", "not valid JSON"),
+        ] {
+            fs::write(path.join(METADATA), json).unwrap();
+            let said = open_asset(&path).unwrap_err().to_string();
+            assert!(said.contains(reason), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_program_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.aimodel");
+        let mut m = program();
+        let graph = m.graphs[0];
+        let name = m.add_attr(Attr::Unit);
+        m.op_mut(graph).props.retain(|p| p.0 != "name");
+        m.op_mut(graph).props.push(("name", name));
+        let said = write_asset(&path, &m, &Metadata::default()).unwrap_err();
+        assert!(matches!(said, AssetError::Check { .. }), "{said}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

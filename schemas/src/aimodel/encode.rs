@@ -10,6 +10,7 @@
 //! lists and operation names get their numbers when first met, children first, so
 //! equal programs give equal bytes and what is not reached is not written.
 
+mod sections;
 mod tables;
 
 use std::collections::HashSet;

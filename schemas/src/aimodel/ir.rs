@@ -5,14 +5,21 @@
 //! plain data: it can be wrong, and [`super::check`] says so. Types and
 //! attributes are interned, so equal ones have equal handles.
 
+mod attr;
+mod blob;
+mod elem;
+mod graph;
+
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::hash::Hash;
-use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use crate::mapped::MappedFile;
+pub use self::attr::{Attr, Backing, enum_code};
+pub use self::blob::{Blob, BlobData};
+pub use self::elem::Elem;
+pub use self::graph::Graph;
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
@@ -53,114 +60,6 @@ handle!(
     /// A [`Blob`] of the module.
     BlobId
 );
-
-/// Element type of a tensor (`FORMAT.md` section 4; the names are the dialect's).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub enum Elem {
-    Bool,
-    F64,
-    F32,
-    F16,
-    Bf16,
-    F8E5M2,
-    F8E4M3,
-    Tf32,
-    F4E2M1,
-    F8E8M0,
-    ComplexF64,
-    ComplexF32,
-    ComplexF16,
-    ComplexBf16,
-    ComplexF8E5M2,
-    ComplexF8E4M3,
-    Si64,
-    Si32,
-    Si16,
-    Si8,
-    Si4,
-    Si2,
-    Ui64,
-    Ui32,
-    Ui16,
-    Ui8,
-    Ui6,
-    Ui4,
-    Ui3,
-    Ui2,
-    Ui1,
-}
-
-impl Elem {
-    /// Bits one element takes in a resource blob; a bool takes a byte.
-    pub fn bits(self) -> usize {
-        match self {
-            Self::ComplexF64 => 128,
-            Self::F64 | Self::Si64 | Self::Ui64 | Self::ComplexF32 => 64,
-            Self::F32
-            | Self::Tf32
-            | Self::Si32
-            | Self::Ui32
-            | Self::ComplexF16
-            | Self::ComplexBf16 => 32,
-            Self::F16
-            | Self::Bf16
-            | Self::Si16
-            | Self::Ui16
-            | Self::ComplexF8E5M2
-            | Self::ComplexF8E4M3 => 16,
-            Self::Bool | Self::F8E5M2 | Self::F8E4M3 | Self::F8E8M0 | Self::Si8 | Self::Ui8 => 8,
-            Self::Ui6 => 6,
-            Self::F4E2M1 | Self::Si4 | Self::Ui4 => 4,
-            Self::Ui3 => 3,
-            Self::Si2 | Self::Ui2 => 2,
-            Self::Ui1 => 1,
-        }
-    }
-
-    /// Bytes of `n` elements in a resource blob: a bit stream, least significant
-    /// bit first, without padding between rows. `None` on overflow.
-    pub fn packed_len(self, n: usize) -> Option<usize> {
-        Some(n.checked_mul(self.bits())?.div_ceil(8))
-    }
-
-    /// The dialect's name, as in `tensor<1x16xf16>`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bool => "i1",
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F8E5M2 => "f8E5M2",
-            Self::F8E4M3 => "f8E4M3FN",
-            Self::Tf32 => "tf32",
-            Self::F4E2M1 => "f4E2M1FN",
-            Self::F8E8M0 => "f8E8M0FNU",
-            Self::ComplexF64 => "complex<f64>",
-            Self::ComplexF32 => "complex<f32>",
-            Self::ComplexF16 => "complex<f16>",
-            Self::ComplexBf16 => "complex<bf16>",
-            Self::ComplexF8E5M2 => "complex<f8E5M2>",
-            Self::ComplexF8E4M3 => "complex<f8E4M3FN>",
-            Self::Si64 => "si64",
-            Self::Si32 => "si32",
-            Self::Si16 => "si16",
-            Self::Si8 => "si8",
-            Self::Si4 => "si4",
-            Self::Si2 => "si2",
-            Self::Ui64 => "ui64",
-            Self::Ui32 => "ui32",
-            Self::Ui16 => "ui16",
-            Self::Ui8 => "ui8",
-            Self::Ui6 => "ui6",
-            Self::Ui4 => "ui4",
-            Self::Ui3 => "ui3",
-            Self::Ui2 => "ui2",
-            Self::Ui1 => "ui1",
-        }
-    }
-}
 
 /// Dimension value of a dynamic axis.
 pub const DYNAMIC: i64 = i64::MIN;
@@ -228,125 +127,6 @@ pub enum Type {
     Unresolved(TypeId),
 }
 
-/// Memory kind of a hardware constraint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "Apple's names")]
-pub enum Backing {
-    IoSurface,
-    MtlBuffer,
-    Heap,
-}
-
-/// An attribute of the `aicode` dialect (`FORMAT.md` section 5).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "field names are the specification's")]
-pub enum Attr {
-    String(String),
-    Integer {
-        bits: u32,
-        unsigned: bool,
-        value: i64,
-    },
-    /// Raw IEEE bits, zero-extended.
-    Float {
-        bits: u32,
-        raw: u64,
-    },
-    Type(TypeId),
-    Array(Vec<AttrId>),
-    /// Inline elements; one element only if `splat`.
-    Dense {
-        splat: bool,
-        bytes: Vec<u8>,
-    },
-    Resource(BlobId),
-    /// A named list: `"aicode.name" = [..]`, composite declarations.
-    Opaque {
-        name: String,
-        items: Vec<AttrId>,
-    },
-    ParamDecl {
-        name: String,
-        ty: TypeId,
-    },
-    HwConstraints {
-        alignments: Vec<i64>,
-        interleave: Vec<i64>,
-        backing: Backing,
-    },
-    SymbolRef(Vec<String>),
-    ParamConstant {
-        value: AttrId,
-        ty: TypeId,
-    },
-    /// An enumeration of one varint (padding mode, approximation, scatter mode,
-    /// scan combiner, compilation, interpolation, four-character code): the code
-    /// on the wire and the case.
-    Enum {
-        code: u32,
-        value: u64,
-    },
-    File {
-        name: String,
-        directory: String,
-        sha256: String,
-    },
-    SourceLocation {
-        file: AttrId,
-        /// Start line, start column, end line, end column.
-        range: [u64; 4],
-    },
-    CompileUnit {
-        language: String,
-        file: AttrId,
-        producer: String,
-        optimized: u64,
-        flags: String,
-        files: u64,
-    },
-    MetadataData(AttrId),
-    Metadata {
-        name: String,
-        data: AttrId,
-    },
-    Subprogram {
-        ty: TypeId,
-        compile_unit: AttrId,
-        file: AttrId,
-        name: String,
-        linkage_name: String,
-        flags: u64,
-    },
-    Location {
-        source: AttrId,
-        scope: AttrId,
-        /// Locations fused into this one.
-        fused: Vec<AttrId>,
-        metadata: Vec<AttrId>,
-    },
-    Dictionary(Vec<AttrId>),
-    Unit,
-    OpaqueLocation(AttrId),
-}
-
-/// Wire codes of the enumeration attributes ([`Attr::Enum`]).
-pub mod enum_code {
-    /// `circular, constant, reflect, replicate, symmetric`.
-    pub const PADDING_MODE: u32 = 17;
-    /// `none, tanh`.
-    pub const APPROXIMATE: u32 = 19;
-    /// `update, add, sub, mul, div, max, min`.
-    pub const SCATTER_MODE: u32 = 20;
-    /// `sum, product, min, max`.
-    pub const SCAN_COMBINER: u32 = 25;
-    /// A four-character code.
-    pub const FOURCC: u32 = 27;
-    /// `full, partial, finalized`.
-    pub const COMPILATION: u32 = 28;
-    /// `linear, nearest`.
-    pub const INTERPOLATION_MODE: u32 = 43;
-}
-
 /// One operation. The name is without the `aicode.` prefix, as
 /// `primitive.conv2d_v1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -381,65 +161,6 @@ pub struct Region {
     pub arg_locs: Vec<AttrId>,
     /// Operations in order; the last one is the terminator.
     pub ops: Vec<OpId>,
-}
-
-/// Bytes of a resource: in memory, in another file, or in the mapped program.
-#[derive(Clone, Debug)]
-pub enum BlobData {
-    /// Owned bytes.
-    Bytes(Vec<u8>),
-    /// A range of a file, copied only when the program is written.
-    File {
-        /// The file.
-        path: PathBuf,
-        /// First byte.
-        offset: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-    /// A range of a map, as the decoder leaves it.
-    Mapped {
-        /// The map.
-        file: MappedFile,
-        /// First byte.
-        offset: usize,
-        /// Length in bytes.
-        len: usize,
-    },
-}
-
-/// A named resource; keys are unique in a module.
-#[derive(Clone, Debug)]
-pub struct Blob {
-    /// Resource key.
-    pub key: String,
-    /// Contents.
-    pub data: BlobData,
-}
-
-impl Blob {
-    /// Length in bytes.
-    pub fn len(&self) -> u64 {
-        match &self.data {
-            BlobData::Bytes(b) => b.len() as u64,
-            BlobData::File { len, .. } => *len,
-            BlobData::Mapped { len, .. } => *len as u64,
-        }
-    }
-
-    /// Whether it holds no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The bytes, if they are in memory or mapped (not for [`BlobData::File`]).
-    pub fn bytes(&self) -> Option<&[u8]> {
-        match &self.data {
-            BlobData::Bytes(b) => Some(b),
-            BlobData::File { .. } => None,
-            BlobData::Mapped { file, offset, len } => file.get(*offset..offset.checked_add(*len)?),
-        }
-    }
 }
 
 /// An append-only table in which equal entries share a handle.
@@ -647,70 +368,4 @@ impl Module {
             .filter_map(|&id| Graph::of(self, id))
             .collect()
     }
-}
-
-/// A typed view of a `dataflow.graph_v1`.
-#[derive(Clone, Debug)]
-pub struct Graph<'a> {
-    /// The operation.
-    pub op: OpId,
-    /// Function name.
-    pub name: &'a str,
-    /// Whether the function can only be invoked from within the program.
-    pub private: bool,
-    /// The body.
-    pub region: RegionId,
-    /// Arguments with their names.
-    pub inputs: Vec<(Option<&'a str>, ValueId)>,
-    /// Values returned by the terminator, with their names; tokens have none.
-    pub outputs: Vec<(Option<&'a str>, ValueId)>,
-}
-
-impl<'a> Graph<'a> {
-    pub(crate) fn of(m: &'a Module, id: OpId) -> Option<Self> {
-        let op = m.op(id);
-        let string = |name| match m.attr(op.prop(name)?) {
-            Attr::String(s) => Some(s.as_str()),
-            _ => None,
-        };
-        let names = |prop| -> Option<Vec<Option<&'a str>>> {
-            let Attr::Array(items) = m.attr(op.prop(prop)?) else {
-                return None;
-            };
-            Some(items.iter().map(|&i| value_name(m, i)).collect())
-        };
-        let private = matches!(
-            m.attr(op.prop("isPrivate")?),
-            Attr::Integer { value, .. } if *value != 0
-        );
-        let region = *op.regions.first()?;
-        let body = m.region(region);
-        let last = m.op(*body.ops.last()?);
-        let zip = |names: Vec<Option<&'a str>>, values: &[ValueId]| {
-            (names.len() == values.len())
-                .then(|| names.into_iter().zip(values.iter().copied()).collect())
-        };
-        Some(Self {
-            op: id,
-            name: string("name")?,
-            private,
-            region,
-            inputs: zip(names("argAttrs")?, &body.args)?,
-            outputs: zip(names("resAttrs")?, &last.operands)?,
-        })
-    }
-}
-
-/// The `aicode.name` in one entry of `argAttrs` or `resAttrs`.
-fn value_name(m: &Module, entry: AttrId) -> Option<&str> {
-    let Attr::Array(items) = m.attr(entry) else {
-        return None;
-    };
-    items.iter().find_map(|&i| match m.attr(i) {
-        Attr::Opaque { name, items } if name == "aicode.name" => match m.attr(*items.first()?) {
-            Attr::String(s) => Some(s.as_str()),
-            _ => None,
-        },
-        _ => None,
-    })
 }

@@ -20,7 +20,7 @@ use std::fmt::Write;
 use self::attr::Spelling;
 use super::encode::feature_version;
 use super::ids;
-use super::ir::{Attr, Elem, Graph, Module, OpId, RegionId, TensorType, Type, ValueId};
+use super::ir::{Attr, Blob, Elem, Graph, Module, OpId, RegionId, TensorType, Type, ValueId};
 
 /// What to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,9 @@ impl Printer<'_> {
                 None => self.op(1, id),
             }
         }
-        for blob in self.m.blobs() {
+        let mut blobs: Vec<&Blob> = self.m.blobs().iter().collect();
+        blobs.sort_by_key(|b| &b.key);
+        for blob in blobs {
             let text = format!("blob {:?} of {} bytes", blob.key, blob.len());
             self.line(1, &text);
         }

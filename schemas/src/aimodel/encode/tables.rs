@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::sections::{dialect_section, offsets, properties, resource_offsets, string_section};
 use super::{EncodeError, Layout, put_section};
 use crate::aimodel::ids::{self, attr_code, section, type_code};
 use crate::aimodel::ir::{Attr, AttrId, Blob, BlobId, Module, Op, TensorType, Type, TypeId};
@@ -398,18 +399,12 @@ impl<'a> Tables<'a> {
         section(section::IR, ir.to_vec());
         section(section::RESOURCE_OFFSET, resource_offsets(&keys, layout));
         section(section::STRING, string_section(&self.strings.items));
-        let mut props = vec![];
-        put(&mut props, self.props.items.len() as u64);
-        for entry in &self.props.items {
-            put(&mut props, entry.len() as u64);
-            props.extend_from_slice(entry);
-        }
-        section(section::PROPERTIES, props);
+        section(section::PROPERTIES, properties(&self.props.items));
         Ok(out)
     }
 }
 
-fn put_all(out: &mut Vec<u8>, numbers: &[u64]) {
+pub(super) fn put_all(out: &mut Vec<u8>, numbers: &[u64]) {
     for &n in numbers {
         put(out, n);
     }
@@ -418,64 +413,4 @@ fn put_all(out: &mut Vec<u8>, numbers: &[u64]) {
 fn put_list(out: &mut Vec<u8>, numbers: &[u64]) {
     put(out, numbers.len() as u64);
     put_all(out, numbers);
-}
-
-/// The dialect with its encoding version, and one group of operation names.
-fn dialect_section(dialect: u64, names: &[u64]) -> Vec<u8> {
-    let mut out = vec![];
-    put(&mut out, 1);
-    put_flagged(&mut out, dialect, true);
-    let mut version = vec![];
-    put(&mut version, ids::ENCODING_VERSION);
-    put_section(&mut out, section::DIALECT_VERSION, &version);
-    put_all(&mut out, &[names.len() as u64, 0, names.len() as u64]);
-    for &name in names {
-        put_flagged(&mut out, name, true);
-    }
-    out
-}
-
-/// Sizes of the attribute and type entries, in one group each of dialect 0; the
-/// flag says that they are binary, not text.
-fn offsets(attrs: &[Vec<u8>], types: &[Vec<u8>]) -> Vec<u8> {
-    let mut out = vec![];
-    put_all(&mut out, &[attrs.len() as u64, types.len() as u64]);
-    for entries in [attrs, types] {
-        if !entries.is_empty() {
-            put_all(&mut out, &[0, entries.len() as u64]);
-        }
-        for entry in entries {
-            put_flagged(&mut out, entry.len() as u64, true);
-        }
-    }
-    out
-}
-
-/// No external resources, then one group of blobs of dialect 0.
-fn resource_offsets(keys: &[u64], layout: &Layout) -> Vec<u8> {
-    const BLOB: u8 = 0;
-    let mut out = vec![];
-    put(&mut out, 0);
-    if !keys.is_empty() {
-        put_all(&mut out, &[0, keys.len() as u64]);
-    }
-    for (&key, entry) in keys.iter().zip(&layout.entries) {
-        put_all(&mut out, &[key, entry.len]);
-        out.push(BLOB);
-    }
-    out
-}
-
-/// Lengths last string first, then the strings first to last, each with its zero.
-fn string_section(strings: &[String]) -> Vec<u8> {
-    let mut out = vec![];
-    put(&mut out, strings.len() as u64);
-    for s in strings.iter().rev() {
-        put(&mut out, s.len() as u64 + 1);
-    }
-    for s in strings {
-        out.extend_from_slice(s.as_bytes());
-        out.push(0);
-    }
-    out
 }

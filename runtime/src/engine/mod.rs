@@ -1,0 +1,267 @@
+//! The engine: a model folder that turns ids into ids.
+//!
+//! Everything is built on one operation, [`Engine::step`]: up to a call's width of
+//! rows, each with an id, a position and the rows it sees, go through all chunk
+//! programs at a slot offset and come back as each row's choice of the next id.
+//! Prefill, plain decoding, drafts and token trees are callers of it.
+//!
+//! Two constraints of the Neural Engine shape the callers. Shapes are static, so a
+//! call has one of the folder's widths and one of its contexts, and what is not used
+//! is padding. And the cache can only be written at offsets that are multiples of
+//! [`Manifest::offset_multiple`], so a call may have to start a few slots early and
+//! process tokens again that are already in the cache; they come out the same, since a
+//! row's result depends on nothing but what it sees.
+
+mod cache;
+mod error;
+mod generate;
+mod inputs;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anemone_schemas::manifest::{Chunk, Manifest};
+use anemone_schemas::mapped::MappedFile;
+use anemone_schemas::tokenizer::TokenizerFolder;
+
+pub use cache::Cache;
+pub use error::EngineError;
+pub use generate::{Finish, Generated};
+pub use inputs::Row;
+
+use crate::kernels::Pool;
+use crate::plan::{Argmax, Plan, RunOptions};
+use crate::program::Program;
+use crate::tensor::{Data, Tensor};
+
+/// Folder of the tokenizer files in a model folder.
+const TOKENIZER_DIR: &str = "tokenizer";
+
+/// An opened model folder.
+#[derive(Debug)]
+pub struct Engine {
+    manifest: Manifest,
+    tokenizer: TokenizerFolder,
+    embedding: MappedFile,
+    chunks: Vec<LoadedChunk>,
+}
+
+/// A chunk's program and the functions compiled so far, by context and width.
+#[derive(Debug)]
+struct LoadedChunk {
+    info: Chunk,
+    program: Program,
+    plans: Mutex<BTreeMap<(usize, usize), Arc<Plan>>>,
+}
+
+/// What [`Engine::step`] gives back, by row.
+#[derive(Debug)]
+pub struct Step {
+    /// Each row's choice of the next id.
+    pub ids: Vec<u32>,
+    /// Hidden states after the tapped layers, `f16[1, w, 1, D]`, by layer.
+    pub taps: Vec<(usize, Tensor)>,
+    logits: Argmax,
+}
+
+impl Step {
+    /// The logits of a row over all rows of the output layer.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn logits(&self, row: usize) -> Vec<f32> {
+        self.logits.row(row)
+    }
+}
+
+impl Engine {
+    /// Opens a model folder; calls run on `threads` threads, 0 for one per core.
+    ///
+    /// # Errors
+    /// A folder that is not whole, or a program that cannot be read.
+    pub fn open(folder: &Path, threads: usize) -> Result<Self, EngineError> {
+        let manifest = Manifest::read(folder)?;
+        let path = folder.join(&manifest.embedding.path);
+        let embedding = MappedFile::open(&path).map_err(|source| EngineError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        let [rows, cols] = manifest.embedding.shape;
+        if Some(embedding.len()) != rows.checked_mul(cols).and_then(|n| n.checked_mul(2)) {
+            return Err(EngineError::Embedding {
+                path,
+                found: embedding.len(),
+                rows,
+                cols,
+            });
+        }
+        let pool = Arc::new(Pool::new(threads));
+        let chunks = manifest
+            .chunks
+            .iter()
+            .map(|info| {
+                let program = Program::open_with(&folder.join(&info.path), Arc::clone(&pool))?;
+                Ok(LoadedChunk {
+                    info: info.clone(),
+                    program,
+                    plans: Mutex::default(),
+                })
+            })
+            .collect::<Result<_, EngineError>>()?;
+        Ok(Self {
+            tokenizer: TokenizerFolder::open(&folder.join(TOKENIZER_DIR))?,
+            manifest,
+            embedding,
+            chunks,
+        })
+    }
+
+    /// What the folder says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The folder's tokenizer.
+    pub fn tokenizer(&self) -> &TokenizerFolder {
+        &self.tokenizer
+    }
+
+    /// The largest number of slots.
+    pub fn max_context(&self) -> usize {
+        *self.manifest.contexts.last().expect("checked when read")
+    }
+
+    /// An empty cache of the smallest context.
+    pub fn cache(&self) -> Cache {
+        Cache::new(&self.manifest)
+    }
+
+    /// Takes `rows` through the model: row `i` writes slot `offset + i` and sees the
+    /// slots before `offset` and the rows that [`Row::sees`] names. The cache grows to
+    /// the smallest context that holds the call.
+    ///
+    /// # Errors
+    /// More rows than the widest call, an offset that is not a multiple of
+    /// [`Manifest::offset_multiple`], no context that is large enough, an id without an
+    /// embedding, or a failing program.
+    pub fn step(
+        &self,
+        cache: &mut Cache,
+        offset: usize,
+        rows: &[Row],
+    ) -> Result<Step, EngineError> {
+        let width = self.width_for(rows.len())?;
+        if !offset.is_multiple_of(self.manifest.offset_multiple) {
+            return Err(EngineError::Offset {
+                offset,
+                multiple: self.manifest.offset_multiple,
+            });
+        }
+        let needed = offset + width;
+        let context = self
+            .manifest
+            .contexts
+            .iter()
+            .copied()
+            .find(|&c| c >= needed);
+        let context = context.ok_or(EngineError::ContextFull {
+            needed,
+            max: self.max_context(),
+        })?;
+        cache.grow(context, &self.manifest);
+        let context = cache.context();
+
+        let mut x = inputs::embed(&self.manifest, &self.embedding, rows, width)?;
+        let [cos, sin] = inputs::rope(&self.manifest, rows, width);
+        let mask = inputs::mask(&self.manifest, rows, offset, context, width);
+        let slot = i32::try_from(offset).expect("contexts fit i32");
+        let slot = Tensor::new(&[1], vec![slot]).expect("one element");
+        let options = RunOptions {
+            live: Some((width, rows.len())),
+            keep_argmax_inputs: true,
+        };
+        let mut taps = Vec::new();
+        let mut last = None;
+        for (i, chunk) in self.chunks.iter().enumerate() {
+            let [keys, values] = cache.states(i);
+            let outcome = chunk.plan(context, width)?.run_with(
+                &[
+                    ("transformer_input", &x),
+                    ("rope_cos", &cos),
+                    ("rope_sin", &sin),
+                    ("in_step", &slot),
+                    ("causal_mask", &mask),
+                ],
+                &mut [("key_cache", keys), ("value_cache", values)],
+                &options,
+            )?;
+            for (name, tensor) in outcome.outputs {
+                if let Some(layer) = name.strip_prefix("tap_") {
+                    taps.extend(layer.parse().ok().map(|l: usize| (l, tensor)));
+                } else if name == "out_hidden" {
+                    x = tensor;
+                } else if name == "out_ids" {
+                    last = Some((tensor, outcome.argmax.first().cloned()));
+                }
+            }
+        }
+        let Some((ids, Some(logits))) = last else {
+            return Err(EngineError::NoIds);
+        };
+        let Data::U32(ids) = ids.data() else {
+            return Err(EngineError::NoIds);
+        };
+        let ids = ids.iter().take(rows.len()).enumerate();
+        let ids = ids.map(|(row, &id)| self.known(id, row, &logits)).collect();
+        Ok(Step { ids, taps, logits })
+    }
+
+    /// The id itself, or the best one the tokenizer knows where the program chose a
+    /// padding row of its output layer.
+    fn known(&self, id: u32, row: usize, logits: &Argmax) -> u32 {
+        let known = self.manifest.model.tokenizer_vocab;
+        if (id as usize) < known {
+            return id;
+        }
+        let row = logits.row(row);
+        let mut best = 0;
+        for (i, &logit) in row[..known.min(row.len())].iter().enumerate() {
+            if logit > row[best] {
+                best = i;
+            }
+        }
+        best as u32
+    }
+
+    /// The narrowest call that takes `rows` rows.
+    fn width_for(&self, rows: usize) -> Result<usize, EngineError> {
+        let widths = &self.manifest.widths;
+        let fits = widths.iter().copied().find(|&w| rows > 0 && rows <= w);
+        fits.ok_or(EngineError::Rows {
+            rows,
+            max: widths.last().copied().unwrap_or(0),
+        })
+    }
+}
+
+impl LoadedChunk {
+    /// The function for a context and a width, compiled at its first use.
+    fn plan(&self, context: usize, width: usize) -> Result<Arc<Plan>, EngineError> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&(context, width)) {
+            return Ok(Arc::clone(plan));
+        }
+        let function =
+            self.info
+                .function(context, width)
+                .ok_or_else(|| EngineError::NoFunction {
+                    chunk: self.info.path.clone(),
+                    context,
+                    width,
+                })?;
+        let plan = Arc::new(self.program.plan(&function.name)?);
+        plans.insert((context, width), Arc::clone(&plan));
+        Ok(plan)
+    }
+}

@@ -1,0 +1,99 @@
+//! The converter's line as functions on the built-in model, made once per test binary.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anemone_convert::commands::quantize::{self, QuantizeOptions};
+use anemone_convert::commands::target::{self, TargetOptions};
+use anemone_convert::quantize::Method;
+use anemone_convert::stop::Stop;
+use anemone_convert::ui::Ui;
+use serde_json::Value;
+
+use crate::reference::data;
+
+/// Layers whose hidden states the test folders export.
+pub const TAPS: [usize; 5] = [1, 2, 3, 5, 6];
+
+/// A scratch folder of the test binary, emptied when first asked for.
+pub fn scratch(name: &str) -> PathBuf {
+    let target = std::env::current_exe().expect("a test binary has a path");
+    let root = target
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/release/deps");
+    let dir = root
+        .join("test-scratch")
+        .join(format!("{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).expect("the target folder is writable");
+    dir
+}
+
+/// Quantizes a checkpoint into `dir/store`.
+///
+/// # Panics
+/// If that fails.
+pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> PathBuf {
+    let store = dir.join("store");
+    let options = QuantizeOptions {
+        model: model.to_path_buf(),
+        output: store.clone(),
+        method,
+        bits: 4,
+        calibration: Vec::new(),
+        tokens,
+        window: 256,
+        jobs: 2,
+    };
+    quantize::run(&options, Ui::Quiet, &Stop::default()).expect("the checkpoint is whole");
+    store
+}
+
+/// Lowers a store into `dir/folder`: two chunks, contexts up to `max_context`.
+///
+/// # Panics
+/// If that fails.
+pub fn lowered(store: &Path, dir: &Path, max_context: usize) -> PathBuf {
+    let folder = dir.join("folder");
+    let options = TargetOptions {
+        store: store.to_path_buf(),
+        output: folder.clone(),
+        name: "test".into(),
+        chunks: 2,
+        max_context,
+        taps: TAPS.to_vec(),
+        with_logits: true,
+    };
+    target::run(&options, Ui::Quiet, &Stop::default()).expect("the store is whole");
+    folder
+}
+
+/// A folder of the tiny model with contexts up to 512, GPTQ weights.
+pub fn tiny_folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let dir = scratch("tiny");
+        let store = quantized(&data("tiny-qwen3"), &dir, Method::Gptq, 8192);
+        lowered(&store, &dir, 512)
+    })
+}
+
+/// User messages of the evaluation conversations, in order.
+///
+/// # Panics
+/// If the file is not what it should be.
+pub fn questions() -> Vec<String> {
+    let text = fs::read_to_string(data("text/eval_chat.jsonl")).expect("checked in");
+    text.lines()
+        .map(|line| {
+            let json: Value = serde_json::from_str(line).expect("a conversation per line");
+            let messages = json["messages"].as_array().expect("messages");
+            let user = messages.iter().find(|m| m["role"] == "user");
+            user.and_then(|m| m["content"].as_str())
+                .expect("a user message")
+                .to_string()
+        })
+        .collect()
+}
