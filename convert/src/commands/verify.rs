@@ -151,9 +151,15 @@ fn interface(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Result<(), 
             }
         }
         let mut outputs: Vec<String> = chunk.taps.iter().map(|t| format!("tap_{t}")).collect();
-        outputs.push(if chunk.head { "out_ids" } else { "out_hidden" }.to_string());
+        let has = |name: &str| graph.outputs.iter().any(|(n, _)| *n == Some(name));
+        // The choice of ids may be left to the host.
+        outputs.push(match chunk.head {
+            true if has("out_logits") => "out_logits".into(),
+            true => "out_ids".into(),
+            false => "out_hidden".into(),
+        });
         for name in outputs {
-            if !graph.outputs.iter().any(|(n, _)| *n == Some(name.as_str())) {
+            if !has(&name) {
                 return Err(format!("`{}` has no output `{name}`", function.name));
             }
         }
