@@ -23,7 +23,7 @@ use super::text::{self, Budget};
 use super::verify;
 use crate::embedded;
 use crate::error::Error;
-use crate::lower::StoreWeights;
+use crate::lower::{Chunks, Forms, StoreWeights};
 use crate::quantize::{Matrix, Method, affine_round_trip};
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -156,10 +156,11 @@ fn target_options(store: PathBuf, output: PathBuf) -> TargetOptions {
         store,
         output,
         name: NAME.into(),
-        chunks: 2,
+        chunks: Chunks::Count(2),
         max_context: 1024,
         taps: vec![1, 2, 3, 5, 6],
         with_logits: false,
+        forms: Forms::default(),
     }
 }
 
