@@ -161,6 +161,7 @@ fn target_options(store: PathBuf, output: PathBuf) -> TargetOptions {
         taps: vec![1, 2, 3, 5, 6],
         with_logits: false,
         forms: Forms::default(),
+        prescale: None,
     }
 }
 

@@ -16,11 +16,11 @@ use anemone_schemas::store::{DenseElem, Store};
 
 use super::files::{copy_range, digest_folder};
 use super::lint::first_error;
-use super::quantize::SPEC_FILE;
+use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
 use super::text::open_tokenizer;
 use crate::error::Error;
 use crate::lower::{
-    Chunks, Forms, MASK_VALUE, TargetPlan, chunk_size, function_name, lower_chunk,
+    Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size, function_name, lower_chunk,
     plan_chunks,
 };
 use crate::stop::Stop;
@@ -49,7 +49,12 @@ pub struct TargetOptions {
     pub with_logits: bool,
     /// Forms of the graph; which rows of the vocabulary are padding is filled in.
     pub forms: Forms,
+    /// Scaling of norm inputs; by what the store's calibration saw if absent.
+    pub prescale: Option<Prescale>,
 }
+
+/// Room left above the largest norm input that calibration saw.
+const MAGNITUDE_HEADROOM: f32 = 2.0;
 
 impl TargetOptions {
     /// The plan for a store whose tokenizer knows `vocab` ids.
@@ -57,10 +62,26 @@ impl TargetOptions {
         let mut plan = plan_chunks(spec, 1, self.max_context, &self.taps, self.with_logits)?;
         plan.forms = Forms {
             valid_vocab: Some(vocab),
+            prescale: match &self.prescale {
+                Some(prescale) => prescale.clone(),
+                None => calibrated_prescale(store)?,
+            },
             ..self.forms.clone()
         };
         plan.rechunk(self.chunks, store)
     }
+}
+
+/// Scaling by the norm inputs that the store's calibration saw.
+fn calibrated_prescale(store: &Store) -> Result<Prescale, Error> {
+    let path = store.dir().join(MAGNITUDES_FILE);
+    let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))?;
+    let mut table: BTreeMap<String, f32> = serde_json::from_str(&text)
+        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))?;
+    for magnitude in table.values_mut() {
+        *magnitude *= MAGNITUDE_HEADROOM;
+    }
+    Ok(Prescale::Magnitudes(table))
 }
 
 /// The spec a store was made with.
@@ -98,7 +119,11 @@ pub fn dry_run(options: &TargetOptions) -> Result<String, Error> {
         );
     }
     let table = store.dense(EMBEDDING)?.len;
-    let _ = writeln!(out, "{EMBEDDING_FILE:<20} {:>9} {table:>15} {table:>15}", "");
+    let _ = writeln!(
+        out,
+        "{EMBEDDING_FILE:<20} {:>9} {table:>15} {table:>15}",
+        ""
+    );
     Ok(out)
 }
 
@@ -124,7 +149,10 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         let path = format!("chunk_{i}.aimodel");
         let module = lower_chunk(&store, &plan, chunk)?;
         if let Some(broken) = first_error(&module) {
-            return Err(Error::new(Exit::Verification, format!("`{path}`: {broken}")));
+            return Err(Error::new(
+                Exit::Verification,
+                format!("`{path}`: {broken}"),
+            ));
         }
         let metadata = Metadata {
             producer: Some(crate::PRODUCER.to_string()),

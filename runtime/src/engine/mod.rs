@@ -246,7 +246,9 @@ impl Engine {
         let scores = scores.ok_or(EngineError::NoIds)?;
         let known = self.manifest.model.tokenizer_vocab;
         let ids = match ids {
-            None => (0..rows.len()).map(|row| best(&scores, row, known)).collect(),
+            None => (0..rows.len())
+                .map(|row| best(&scores, row, known))
+                .collect(),
             Some(ids) => {
                 let Data::U32(ids) = ids.data() else {
                     return Err(EngineError::NoIds);
