@@ -12,8 +12,7 @@ use anemone_convert::lower::{
     ArgmaxForm, AttentionForm, CacheLayout, Forms, Prescale, Shapes, WeightSource, lower_chunk,
     plan_chunks,
 };
-use anemone_runtime::program::Program;
-use anemone_runtime::tensor::{Data, Tensor};
+use anemone_runtime::{Data, Program, Tensor};
 use anemone_schemas::aimodel::asset::{Metadata, write_asset};
 use anemone_schemas::aimodel::ir::Elem;
 use anemone_schemas::spec::{Architecture, ModelSpec, Rope, RopeKind};

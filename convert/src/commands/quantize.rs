@@ -282,7 +282,7 @@ impl Job<'_> {
                 cols,
                 data: &data,
             };
-            let (lut, report) = self.quantizer.quantize(matrix, &prepared)?;
+            let (lut, report) = self.quantizer.quantize(matrix, &prepared, None)?;
             if let Some(why) = &report.fallback {
                 self.ui
                     .note(&format!("`{name}`: {why}; used {}", report.method));
