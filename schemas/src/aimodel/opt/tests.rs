@@ -22,11 +22,7 @@ fn count(m: &Module, name: &str) -> usize {
 fn what_nobody_reads_is_dropped_and_states_stay() {
     let mut m = Module::default();
     let cache = Input::State(TensorType::new(Elem::F16, &[4]));
-    let mut g = GraphBuilder::new(
-        &mut m,
-        "f",
-        &[("x", tensor(Elem::F16, &[4])), ("c", cache)],
-    );
+    let mut g = GraphBuilder::new(&mut m, "f", &[("x", tensor(Elem::F16, &[4])), ("c", cache)]);
     let x = g.arg(0);
     let y = g.unary("exp", x);
     let unread = g.binary("add", y, y);
@@ -217,8 +213,6 @@ fn equal_entries_of_a_table_become_one() {
     let values = constants(&m, graph);
     let lut = m.op(m.region(graph).ops[m.region(graph).ops.len() - 2]);
     let bytes = |k: usize| blob_of(&m, values[&lut.operands[k]]).unwrap().bytes();
-    let expected: Vec<u8> = (0..24)
-        .map(|i| u8::from(i < 12 && i % 16 != 3))
-        .collect();
+    let expected: Vec<u8> = (0..24).map(|i| u8::from(i < 12 && i % 16 != 3)).collect();
     assert_eq!(bytes(0), Some(&crate::lut::pack(&expected, 4)[..]));
 }

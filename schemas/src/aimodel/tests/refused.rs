@@ -65,7 +65,11 @@ fn two_blobs() -> (Vec<u8>, [usize; 2]) {
     for at in at {
         assert_eq!(at % 16, 0);
         let header = find(&bytes[at - 16..at], &[0x21, 0x51, ids::PADDING]);
-        assert!(bytes[at - 16 + header + 2..at].iter().all(|&b| b == ids::PADDING));
+        assert!(
+            bytes[at - 16 + header + 2..at]
+                .iter()
+                .all(|&b| b == ids::PADDING)
+        );
     }
     (bytes, at)
 }
@@ -126,16 +130,22 @@ fn a_wrong_asset_version_is_refused() {
     let metadata = path.join("metadata.json");
     fs::write(&metadata, r#"{"assetVersion": "3.0"}"#).unwrap();
     let said = open_asset(&path).unwrap_err().to_string();
-    assert!(said.contains(&format!("`{}`", metadata.display())), "{said}");
+    assert!(
+        said.contains(&format!("`{}`", metadata.display())),
+        "{said}"
+    );
     assert!(said.contains("\"3.0\""), "{said}");
 }
 
 #[test]
 fn a_truncated_program_is_refused() {
+    // The last section is two bytes, of which the length goes; before it are the
+    // properties, of which a byte of fourteen goes then.
     let bytes = annotated_file();
-    // Within the last section, whose length no longer fits.
-    let problem = refused(&bytes[..bytes.len() - 1], 316);
-    assert_eq!(problem, Problem::Truncated { needed: 14, left: 13 });
+    for (cut, offset, needed, left) in [(1, 331, 1, 0), (3, 315, 14, 13)] {
+        let problem = refused(&bytes[..bytes.len() - cut], offset);
+        assert_eq!(problem, Problem::Truncated { needed, left });
+    }
 }
 
 #[test]
@@ -166,10 +176,7 @@ fn two_blobs_with_one_key_are_refused() {
     let at = find(&bytes, b"ab\0");
     bytes[at + 1] = b'a';
     let offset = decode_bytes(&bytes).unwrap_err().offset as usize;
-    assert_eq!(
-        refused(&bytes, offset),
-        Problem::DuplicateKey("aa".into())
-    );
+    assert_eq!(refused(&bytes, offset), Problem::DuplicateKey("aa".into()));
     // The key of the second entry: after the first, of key, size and kind.
     assert_eq!(bytes[offset - 1], 0, "the kind of the first entry");
 }
