@@ -68,6 +68,9 @@ enum Command {
         /// Print a program's operations as MLIR-like text.
         #[arg(long)]
         full: bool,
+        /// Print JSON; its schemas are in `schemas/json`.
+        #[arg(long, conflicts_with = "full")]
+        json: bool,
     },
     /// Convert, measure and run a small built-in model.
     Demo(DemoArgs),
@@ -415,7 +418,10 @@ pub fn run(cli: Cli) -> Result<(), Error> {
                 ));
             }
         }
-        Command::Inspect { path, full } => print(&inspect::run(&path, full)?)?,
+        Command::Inspect {
+            path, json: true, ..
+        } => print(&inspect::run_json(&path)?)?,
+        Command::Inspect { path, full, .. } => print(&inspect::run(&path, full)?)?,
         Command::Demo(a) => {
             discard(a.overwrite, &a.output)?;
             let options = DemoOptions {

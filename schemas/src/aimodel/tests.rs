@@ -3,6 +3,7 @@
 
 mod check;
 mod hostile;
+mod refused;
 mod round_trip;
 
 use super::build::{GraphBuilder, Input};
