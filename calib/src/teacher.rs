@@ -167,9 +167,7 @@ impl<'a> Teacher<'a> {
             return Ok(Residual::default());
         }
         let mut residual = windows.concat();
-        let mut largest = Residual::default();
-
-        largest.input = max_abs(&residual);
+        let before = max_abs(&residual);
         let input = rms_norm(&residual, &block.input_norm, spec.rms_eps);
         see(Site::AttnIn, &input);
         let input = matrix(input, rows, spec.hidden)?;
@@ -179,7 +177,10 @@ impl<'a> Teacher<'a> {
         let mixed = matrix(mixed, rows, spec.heads * spec.head_dim)?;
         add_assign(&mut residual, &block.linear(Linear::O, &mixed)?);
 
-        largest.post_attention = max_abs(&residual);
+        let largest = Residual {
+            input: before,
+            post_attention: max_abs(&residual),
+        };
         let input = rms_norm(&residual, &block.post_norm, spec.rms_eps);
         see(Site::MlpIn, &input);
         let input = matrix(input, rows, spec.hidden)?;
