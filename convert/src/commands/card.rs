@@ -41,7 +41,11 @@ pub(super) fn model_card(manifest: &Manifest, report: Option<&QualityReport>) ->
             chunk.path,
             chunk.layers[0],
             chunk.layers[1] - 1,
-            if chunk.head { " and the output layer" } else { "" },
+            if chunk.head {
+                " and the output layer"
+            } else {
+                ""
+            },
             bytes as f64 / 1e6
         );
     }

@@ -23,7 +23,7 @@ use super::text::{self, Budget};
 use super::verify;
 use crate::embedded;
 use crate::error::Error;
-use crate::lower::StoreWeights;
+use crate::lower::{Chunks, Forms, StoreWeights};
 use crate::quantize::{Matrix, Method, affine_round_trip};
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -111,11 +111,11 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
             store: &store,
             spec: &spec,
         };
-        let mut engine = Engine::open(&folder, options.jobs)?;
+        let engine = Engine::open(&folder, options.jobs)?;
         let name = target::quantization_name(&store);
         let mut entries = vec![Entry {
             name: name.clone(),
-            candidate: Candidate::Folder(&mut engine),
+            candidate: Candidate::Folder(&engine),
         }];
         if method == Method::Gptq {
             entries.push(Entry {
@@ -156,16 +156,18 @@ fn target_options(store: PathBuf, output: PathBuf) -> TargetOptions {
         store,
         output,
         name: NAME.into(),
-        chunks: 2,
+        chunks: Chunks::Count(2),
         max_context: 1024,
         taps: vec![1, 2, 3, 5, 6],
         with_logits: false,
+        forms: Forms::default(),
+        prescale: None,
     }
 }
 
 /// One greedy answer of the packaged folder.
 fn answer(folder: &Path, threads: usize) -> Result<String, Error> {
-    let mut engine = Engine::open(folder, threads)?;
+    let engine = Engine::open(folder, threads)?;
     let message = ChatMessage {
         role: "user".into(),
         content: PROMPT.into(),
@@ -210,7 +212,8 @@ impl Clock {
 
     fn lap(&mut self, name: &str) {
         let now = Instant::now();
-        self.laps.push((name.into(), (now - self.last).as_secs_f64()));
+        self.laps
+            .push((name.into(), (now - self.last).as_secs_f64()));
         self.last = now;
     }
 }
@@ -253,7 +256,10 @@ fn table_row(student: &Student, row: &Row) -> String {
     let size = row
         .size
         .map_or("-".to_string(), |b| format!("{:.2}", b as f64 / 1e6));
-    let mut out = format!("| {} | {measured} | {size} | {:.3} |", student.name, row.bits);
+    let mut out = format!(
+        "| {} | {measured} | {size} | {:.3} |",
+        student.name, row.bits
+    );
     for q in &student.sets {
         let _ = write!(out, " {:.4} | {:.3} |", q.kl_mean, q.top1);
     }
@@ -274,8 +280,8 @@ impl Weights for RtnWeights<'_> {
     fn load(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), anemone_calib::Error> {
         let (shape, weights) = self.checkpoint.load(name)?;
         let layers = self.spec().layers;
-        let quantized = name == LM_HEAD
-            || (0..layers).any(|l| Linear::ALL.iter().any(|m| m.tensor(l) == name));
+        let quantized =
+            name == LM_HEAD || (0..layers).any(|l| Linear::ALL.iter().any(|m| m.tensor(l) == name));
         if !quantized {
             return Ok((shape, weights));
         }

@@ -145,7 +145,13 @@ fn store(path: &Path) -> Result<String, Error> {
         );
     }
     for d in &m.dense {
-        let _ = writeln!(out, "{:<44} {:>13} {:>17}", d.name, format!("{:?}", d.shape), megabytes(d.bytes));
+        let _ = writeln!(
+            out,
+            "{:<44} {:>13} {:>17}",
+            d.name,
+            format!("{:?}", d.shape),
+            megabytes(d.bytes)
+        );
     }
     Ok(out)
 }

@@ -11,6 +11,7 @@ use anemone_schemas::manifest::{Chunk, MANIFEST_FILE, Manifest};
 use anemone_schemas::tokenizer::{ChatMessage, TokenizerFolder};
 
 use super::files::{file_info, list};
+use super::lint::first_error;
 use super::package::BUNDLE_FILE;
 use super::target::TOKENIZER_DIR;
 use super::text::open_tokenizer;
@@ -88,7 +89,9 @@ fn files(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
 pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
     let manifest = Manifest::read(folder)?;
     let table = folder.join(&manifest.embedding.path);
-    let bytes = fs::metadata(&table).map_err(|e| Error::io(&table, &e))?.len();
+    let bytes = fs::metadata(&table)
+        .map_err(|e| Error::io(&table, &e))?
+        .len();
     let expected = manifest.embedding.shape.iter().product::<usize>() as u64 * 2;
     if bytes != expected {
         return Err(fail(format!(
@@ -100,6 +103,9 @@ pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
         let path = folder.join(&chunk.path);
         let module = asset::open_asset(&path)?;
         check::check(&module).map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
+        if let Some(broken) = first_error(&module) {
+            return Err(fail(format!("`{}`: {broken}", path.display())));
+        }
         interface(&manifest, chunk, &module)
             .map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
     }
@@ -145,9 +151,15 @@ fn interface(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Result<(), 
             }
         }
         let mut outputs: Vec<String> = chunk.taps.iter().map(|t| format!("tap_{t}")).collect();
-        outputs.push(if chunk.head { "out_ids" } else { "out_hidden" }.to_string());
+        let has = |name: &str| graph.outputs.iter().any(|(n, _)| *n == Some(name));
+        // The choice of ids may be left to the host.
+        outputs.push(match chunk.head {
+            true if has("out_logits") => "out_logits".into(),
+            true => "out_ids".into(),
+            false => "out_hidden".into(),
+        });
         for name in outputs {
-            if !graph.outputs.iter().any(|(n, _)| *n == Some(name.as_str())) {
+            if !has(&name) {
                 return Err(format!("`{}` has no output `{name}`", function.name));
             }
         }
@@ -179,10 +191,11 @@ fn tokenizer(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
         }
     }
     if let Some(stop) = manifest.stop.iter().find(|&&id| id as usize >= known) {
-        return Err(fail(format!("stop id {stop} is beyond the tokenizer's {known}")));
+        return Err(fail(format!(
+            "stop id {stop} is beyond the tokenizer's {known}"
+        )));
     }
-    conversations(&tokenizer)
-        .map_err(|e| fail(format!("`{}`: chat template: {e}", dir.display())))
+    conversations(&tokenizer).map_err(|e| fail(format!("`{}`: chat template: {e}", dir.display())))
 }
 
 fn conversations(tokenizer: &TokenizerFolder) -> Result<(), Error> {
@@ -194,7 +207,11 @@ fn conversations(tokenizer: &TokenizerFolder) -> Result<(), Error> {
     let cases = [
         vec![user.clone()],
         vec![message("system", "Be brief."), user.clone()],
-        vec![user.clone(), message("assistant", "A sequence."), user.clone()],
+        vec![
+            user.clone(),
+            message("assistant", "A sequence."),
+            user.clone(),
+        ],
         vec![message("user", "日本語 \"quotes\" <tags>")],
     ];
     for case in cases {

@@ -68,7 +68,11 @@ pub(crate) fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
             if path.is_dir() {
                 open.push(path);
             } else {
-                let name = path.strip_prefix(dir).unwrap().to_string_lossy().into_owned();
+                let name = path
+                    .strip_prefix(dir)
+                    .unwrap()
+                    .to_string_lossy()
+                    .into_owned();
                 found.push((name, fs::read(&path).unwrap()));
             }
         }

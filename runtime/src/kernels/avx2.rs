@@ -4,6 +4,7 @@
 
 use super::simd::{Kernel, Simd, Tile, tile};
 use half::f16;
+#[allow(clippy::wildcard_imports, reason = "dozens of intrinsics")]
 use std::arch::x86_64::*;
 
 /// Proof that the processor has the features named in [`Avx2::new`], which
@@ -173,14 +174,10 @@ impl Simd for Avx2 {
         avx2!(if BITS <= 4 {
             // A permute reads the low three bits; bit 3, moved to the sign,
             // chooses between the halves of the table.
-            let low = _mm256_loadu_ps(table);
-            let high = _mm256_loadu_ps(table.add(8));
             let one = |i| {
                 let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(i));
-                let (low, high) = (
-                    _mm256_permutevar8x32_ps(low, i),
-                    _mm256_permutevar8x32_ps(high, i),
-                );
+                let low = _mm256_permutevar8x32_ps(first[0], i);
+                let high = _mm256_permutevar8x32_ps(first[1], i);
                 _mm256_blendv_ps(low, high, upper)
             };
             [one(i[0]), one(i[1])]

@@ -93,7 +93,7 @@ pub fn gemm_f16(a: MatrixRef, b: MatrixRef, out: &mut [f16], stride: usize) {
             out,
             stride,
             wide,
-        })
+        });
     });
 }
 
@@ -115,7 +115,7 @@ pub fn gemm_f16_bt(a: MatrixRef, b: MatrixRef, out: &mut [f16], stride: usize) {
             out,
             stride,
             wide,
-        })
+        });
     });
 }
 

@@ -47,6 +47,11 @@
 //! oracle of every test. The vector kernels are written once over a small
 //! trait and instantiated per instruction set.
 
+#![expect(
+    clippy::inline_always,
+    reason = "inlining is what compiles a generic kernel for its instruction set"
+)]
+
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

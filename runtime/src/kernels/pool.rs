@@ -186,8 +186,8 @@ impl Pool {
         // counted in `active`, and by nobody once `job` is `None` and `active`
         // is zero, which is waited for below before this frame can end; the
         // caller's own share runs under `catch_unwind`.
-        let lent: *const Task =
-            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Task>(task) };
+        let lent: &'static Task =
+            unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync + '_), &'static Task>(task) };
 
         let mut state = self.shared.lock();
         self.shared.next.store(0, Ordering::Relaxed);

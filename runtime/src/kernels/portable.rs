@@ -41,7 +41,7 @@ impl Simd for Portable {
         // SAFETY: valid by the caller's promise.
         unsafe {
             to.cast::<[f16; LANES]>()
-                .write_unaligned(v.map(scalar::narrow))
+                .write_unaligned(v.map(scalar::narrow));
         }
     }
     unsafe fn load_i8(self, from: *const i8) -> Self::V {
@@ -80,7 +80,7 @@ impl Simd for Portable {
     unsafe fn words<const BITS: usize>(self, from: *const u8) -> Self::I {
         // SAFETY: readable by the caller's promise.
         from_fn(|lane| unsafe {
-            u32::from_le(from.add(BITS * lane).cast::<u32>().read_unaligned())
+            u32::from_le_bytes(from.add(BITS * lane).cast::<[u8; 4]>().read())
         })
     }
     fn shift_right(self, i: Self::I, n: u32) -> Self::I {

@@ -143,11 +143,11 @@ mod tests {
     fn measured_limits_are_those_of_a_computer() {
         let roofline = Roofline::measure(&Pool::new(1), 1 << 24);
         assert!(
-            (1e8..1e13).contains(&roofline.bytes_per_second),
+            (1e6..1e13).contains(&roofline.bytes_per_second),
             "{roofline:?}"
         );
         assert!(
-            (1e8..1e13).contains(&roofline.flops_per_second),
+            (1e6..1e13).contains(&roofline.flops_per_second),
             "{roofline:?}"
         );
         assert!(roofline.bound(1 << 30, 1, 1) > roofline.bound(1 << 20, 1, 1));

@@ -39,7 +39,7 @@ impl Table {
                 s.store(
                     s.load_f16(halves.as_ptr()),
                     self.0[i * LANES..][..LANES].as_mut_ptr(),
-                )
+                );
             };
         }
         if !rest.is_empty() {
@@ -197,7 +197,7 @@ pub(super) fn decode_lut<S: Simd, const BITS: usize>(
     let bytes = BLOCK * BITS / 8;
     // Whole blocks that can be read where they lie.
     let mut in_place = to.len().min((w.cols - first * BLOCK) / BLOCK);
-    if bit % 8 != 0 {
+    if !bit.is_multiple_of(8) {
         in_place = 0;
     }
     while in_place > 0 && !readable(w.indices, bit / 8 + (in_place - 1) * bytes, BITS) {

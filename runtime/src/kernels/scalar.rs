@@ -1,11 +1,13 @@
-//! The scalar twin: the definition of every result, and the fallback where no
-//! vector unit is known.
+//! The scalar twin: the definition of every result.
 
-use super::activations::{Activations, BLOCK, LANES, RUN};
+use super::activations::LANES;
+#[cfg(test)]
+use super::activations::{Activations, BLOCK, RUN};
 use half::f16;
 
 /// The product of one row of weights with one token, by the order that the
 /// module documentation defines. `weight(k)` is the weight of column `k`.
+#[cfg(test)]
 pub(super) fn dot(weight: impl Fn(usize) -> f32, x: &Activations, token: usize) -> f32 {
     let mut acc = [0.0_f32; LANES];
     for block in 0..x.blocks() {

@@ -137,7 +137,7 @@ pub(super) trait Simd: Copy {
                     to.add(j)
                         .cast::<f32>()
                         .add(lane)
-                        .write(*from.add(lane * RUN + j))
+                        .write(*from.add(lane * RUN + j));
                 };
             }
         }

@@ -137,6 +137,7 @@ impl<'a> LutWeights<'a> {
     }
 
     /// Element `(row, col)`, read by the definition.
+    #[cfg(test)]
     pub(super) fn get(&self, row: usize, col: usize) -> f32 {
         let bit = (row * self.cols + col) * usize::from(self.bits);
         let low = u16::from(self.indices[bit / 8]);
@@ -215,6 +216,7 @@ impl<'a> DenseWeights<'a> {
     }
 
     /// Element `(row, col)` before its row's scale.
+    #[cfg(test)]
     pub(super) fn get(&self, row: usize, col: usize) -> f32 {
         let at = row * self.cols + col;
         match self.values {

@@ -60,6 +60,23 @@ pub enum EncodeError {
 /// The feature version is the highest of the operations used, or that of the
 /// module if it is higher.
 pub fn encode(m: &Module, out: &mut impl Write) -> Result<(), EncodeError> {
+    let (head, blobs, layout) = prepare(m)?;
+    out.write_all(&head)?;
+    for (blob, entry) in blobs.iter().zip(&layout.entries) {
+        out.write_all(&entry.header)?;
+        copy_blob(blob, out)?;
+    }
+    Ok(())
+}
+
+/// Length of what [`encode`] would write, without reading a blob.
+pub fn encoded_len(m: &Module) -> Result<u64, EncodeError> {
+    let (head, _, layout) = prepare(m)?;
+    Ok(head.len() as u64 + layout.len)
+}
+
+/// All that precedes the blobs, and the blobs in their order.
+fn prepare(m: &Module) -> Result<(Vec<u8>, Vec<&Blob>, Layout), EncodeError> {
     let mut encoder = Encoder {
         m,
         tables: Tables::new(m),
@@ -77,12 +94,7 @@ pub fn encode(m: &Module, out: &mut impl Write) -> Result<(), EncodeError> {
     let layout = Layout::new(&blobs);
     let mut head = tables.into_header(&ir, &blobs, &layout)?;
     layout.section_header(&mut head);
-    out.write_all(&head)?;
-    for (blob, entry) in blobs.iter().zip(&layout.entries) {
-        out.write_all(&entry.header)?;
-        copy_blob(blob, out)?;
-    }
-    Ok(())
+    Ok((head, blobs, layout))
 }
 
 /// Appends a section.
