@@ -35,7 +35,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args_os().skip(1);
     let folder = PathBuf::from(args.next().ok_or("usage: full_chunk FOLDER [LAYERS]")?);
     let layers = match args.next() {
-        Some(n) => n.to_str().and_then(|n| n.parse().ok()).ok_or("LAYERS is no number")?,
+        Some(n) => n
+            .to_str()
+            .and_then(|n| n.parse().ok())
+            .ok_or("LAYERS is no number")?,
         None => 9,
     };
     let spec = qwen3_8b();
@@ -188,7 +191,10 @@ fn plain_copy(asset: &Path, to: &Path, info: &AssetInfo) -> std::io::Result<()> 
     }
     out.sync_all()?;
     let took = start.elapsed();
-    println!("plain copy in {took:.2?} ({:.0} MB/s)", rate(info.bytes, took));
+    println!(
+        "plain copy in {took:.2?} ({:.0} MB/s)",
+        rate(info.bytes, took)
+    );
     fs::remove_file(to)
 }
 

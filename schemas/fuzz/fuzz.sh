@@ -16,5 +16,5 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 \
 cargo build --release --target "$host" --bin "$target"
 mkdir -p "work/$target"
 exec "target/$host/release/$target" "work/$target" "corpus/$target" \
-    -max_total_time="$seconds" -timeout=30 -rss_limit_mb=1024 -max_len=65536 \
+    -max_total_time="$seconds" -timeout=30 -rss_limit_mb=1024 -max_len=32768 \
     -artifact_prefix="work/" "$@"

@@ -8,7 +8,7 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 merged=work/merged-$target
 rm -rf "$merged"
 mkdir -p "$merged"
-"target/$host/release/$target" -merge=1 -max_len=65536 -timeout=30 \
+"target/$host/release/$target" -merge=1 -max_len=32768 -timeout=30 \
     "$merged" "corpus/$target" "work/$target"
 find "corpus/$target" -type f ! -name 'seed_*' -delete
 for file in "$merged"/*; do

@@ -63,7 +63,8 @@ fn processor_time() -> Duration {
 }
 
 /// The bytes of a `main.mlirb`.
-pub fn reader(bytes: &[u8]) {
+#[allow(dead_code, reason = "each target has one of the two")]
+pub(crate) fn reader(bytes: &[u8]) {
     if let Ok(m) = bounded("decoding", bytes.len(), || decode_bytes(bytes)) {
         uses(&m, bytes.len());
     }
@@ -71,7 +72,8 @@ pub fn reader(bytes: &[u8]) {
 
 /// An asset folder: its digest (a byte, zero for the right one), the length of
 /// `metadata.json` in two bytes, `metadata.json`, and the program.
-pub fn asset(bytes: &[u8]) {
+#[allow(dead_code, reason = "each target has one of the two")]
+pub(crate) fn asset(bytes: &[u8]) {
     let [kind, low, high, rest @ ..] = bytes else {
         return;
     };
