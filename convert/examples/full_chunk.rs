@@ -160,8 +160,8 @@ fn write_chunk(
         "program: {} functions, {} bytes; lowered in {lowered:.2?}, written in {:.2?} ({:.0} MB/s)",
         module.graphs().len(),
         info.bytes,
-        whole - lowered,
-        rate(info.bytes, whole - lowered)
+        whole.checked_sub(lowered).unwrap(),
+        rate(info.bytes, whole.checked_sub(lowered).unwrap())
     );
     match peak {
         Some(kib) => println!("peak memory {:.1} MB", kib as f64 * 1024.0 / 1e6),

@@ -58,9 +58,12 @@ pub(crate) const EVALUATION: [Text; 3] = [
     ("chat", "jsonl", data!("text/eval_chat.jsonl")),
 ];
 
+/// The folder of written texts, and their names and paths.
+type Written = (TempDir, Vec<(&'static str, PathBuf)>);
+
 /// Writes texts into a folder that lives as long as the returned guard; gives their
 /// names and paths.
-pub(crate) fn write_text(texts: &[Text]) -> Result<(TempDir, Vec<(&'static str, PathBuf)>), Error> {
+pub(crate) fn write_text(texts: &[Text]) -> Result<Written, Error> {
     let dir = tempfile::tempdir().map_err(|e| Error::unexpected(&e))?;
     let mut paths = Vec::new();
     for (name, ending, bytes) in texts {

@@ -8,6 +8,7 @@
 //! threads; a shard is written as it is computed, in constant memory.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -167,7 +168,7 @@ fn header(shard: &Shard) -> Vec<u8> {
     for (name, shape) in &shard.tensors {
         let end = begin + bytes(shape);
         let entry = json!({ "dtype": "BF16", "shape": shape, "data_offsets": [begin, end] });
-        json.push_str(&format!(",{}:{entry}", Value::from(name.as_str())));
+        let _ = write!(json, ",{}:{entry}", Value::from(name.as_str()));
         begin = end;
     }
     json.push('}');
@@ -186,7 +187,7 @@ fn index(shards: &[Shard]) -> Value {
             map.insert(name.clone(), Value::from(shard.file.as_str()));
         }
     }
-    published::index(total, map.into_iter().collect::<Map<_, _>>())
+    published::index(total, &map.into_iter().collect::<Map<_, _>>())
 }
 
 fn write_tensor(
@@ -210,7 +211,8 @@ fn write_tensor(
             .par_chunks_mut(PIECE_BYTES)
             .enumerate()
             .for_each(|(i, piece)| {
-                let first = ((done + i * PIECE_BYTES) / 2) as u64;
+                // Of two bytes each.
+                let first = (done / 2 + i * (PIECE_BYTES / 2)) as u64;
                 if norm {
                     values::fill(piece, first, |p| stream.near_one(p));
                 } else {

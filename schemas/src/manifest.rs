@@ -374,7 +374,8 @@ mod tests {
 
     #[test]
     fn wrong_manifests_are_refused_with_the_reason() {
-        let cases: [(fn(&mut Manifest), &str); 7] = [
+        type Change = fn(&mut Manifest);
+        let cases: [(Change, &str); 7] = [
             (|m| m.format = 9, "manifest version 9"),
             (|m| m.chunks[0].path = "../x".into(), "does not stay inside"),
             (|m| m.embedding.path = "/etc/passwd".into(), "does not stay"),

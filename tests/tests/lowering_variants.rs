@@ -276,7 +276,7 @@ fn favouring(dir: &Path, rows: &[usize]) -> Vec<Vec<f32>> {
             let group = row / 32;
             (0..HIDDEN)
                 .map(|c| {
-                    let byte = bytes[tables + (row * HIDDEN + c) / 2];
+                    let byte = bytes[tables + usize::midpoint(row * HIDDEN, c)];
                     let index = usize::from(if c % 2 == 0 { byte & 15 } else { byte >> 4 });
                     let at = group * 32 + index * 2;
                     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()

@@ -74,10 +74,9 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<String>> {
     while let Some(prefix) = open.pop() {
         for entry in fs::read_dir(folder.join(&prefix))? {
             let entry = entry?;
-            let name = entry
-                .file_name()
-                .into_string()
-                .map_err(|n| io::Error::other(format!("file name {n:?} is not UTF-8")))?;
+            let name = entry.file_name().into_string().map_err(|n| {
+                io::Error::other(format!("file name `{}` is not UTF-8", n.display()))
+            })?;
             let path = if prefix.is_empty() {
                 name
             } else {

@@ -45,11 +45,11 @@ pub fn run(options: &PackageOptions, ui: Ui) -> Result<Manifest, Error> {
         let path = folder.join(REPORT_FILE);
         report.write(&path).map_err(|e| Error::io(&path, &e))?;
     }
-    write(folder, CARD_FILE, model_card(&manifest, report.as_ref()))?;
+    write(folder, CARD_FILE, &model_card(&manifest, report.as_ref()))?;
     let mut bundle = serde_json::to_string_pretty(&bundle_metadata(&manifest))
         .map_err(|e| Error::unexpected(&e))?;
     bundle.push('\n');
-    write(folder, BUNDLE_FILE, bundle)?;
+    write(folder, BUNDLE_FILE, &bundle)?;
     stage.step("descriptions");
     let manifest = finish(manifest, folder)?;
     stage.step("manifest");
@@ -70,7 +70,7 @@ fn read_report(path: &Path, manifest: &Manifest) -> Result<QualityReport, Error>
     Ok(report)
 }
 
-fn write(folder: &Path, name: &str, text: String) -> Result<(), Error> {
+fn write(folder: &Path, name: &str, text: &str) -> Result<(), Error> {
     let path = folder.join(name);
     atomic::write_bytes(&path, text.as_bytes()).map_err(|e| Error::io(&path, &e))
 }

@@ -95,7 +95,7 @@ fn widths(entries: &[&Function<'_>], out: &mut Findings) {
 
 fn names(entries: &[&Function<'_>], out: &mut Findings) {
     for f in entries {
-        out.function = f.graph.name.to_owned();
+        f.graph.name.clone_into(&mut out.function);
         // A state's token has the state's name among the results; names must be
         // distinct within inputs and within outputs.
         for values in [&f.graph.inputs, &f.graph.outputs] {
@@ -126,7 +126,7 @@ fn contexts(entries: &[&Function<'_>], out: &mut Findings) {
             .input("key_cache")
             .and_then(|v| f.state(v)?.dims()?.last().copied());
         if let Some(c) = context.filter(|&c| c > MAX_CONTEXT) {
-            out.function = f.graph.name.to_owned();
+            f.graph.name.clone_into(&mut out.function);
             out.about("K19", "key_cache", format!("context {c}"));
         }
     }
@@ -150,7 +150,7 @@ fn apple(entries: &[&Function<'_>], out: &mut Findings) {
         if !name.starts_with("extend") && !name.starts_with("prompt") {
             continue;
         }
-        out.function = name.to_owned();
+        name.clone_into(&mut out.function);
         match parts(name) {
             None => out.about("E1", "name", "no context and width at its end".to_owned()),
             Some((_, _, w)) if !gathers.contains(&w) => {

@@ -67,7 +67,7 @@ pub fn lint(m: &Module, options: &LintOptions) -> Vec<Finding> {
         .map(|g| Function::new(m, g))
         .collect();
     for f in &functions {
-        out.function = f.graph.name.to_owned();
+        f.graph.name.clone_into(&mut out.function);
         if !reached.contains(f.graph.name) {
             types::unreached(f, &mut out);
             continue;

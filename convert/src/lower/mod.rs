@@ -105,7 +105,7 @@ fn cache_constraints(module: &mut Module, plan: &TargetPlan) -> Result<Option<At
         return Ok(None);
     }
     let channels = plan.spec.kv_heads * plan.spec.head_dim;
-    if channels % INTERLEAVE as usize != 0 {
+    if !channels.is_multiple_of(INTERLEAVE as usize) {
         return Err(Error::usage(format!(
             "interleaved caches need a multiple of {INTERLEAVE} channels, the model has {channels}"
         )));
@@ -163,20 +163,17 @@ fn lower_function(
             outputs.push((format!("tap_{layer}"), tap));
         }
     }
-    match &weights.head {
-        Some(weights) => {
-            let scores = head::scores(&mut g, weights, spec.rms_eps, x);
-            if logits || shape.forms.argmax == ArgmaxForm::Host {
-                outputs.push(("out_logits".into(), head::logits(&mut g, &scores)));
-            } else {
-                let ids = head::choose(&mut g, shape.forms, &scores);
-                outputs.push(("out_ids".into(), ids));
-            }
+    if let Some(weights) = &weights.head {
+        let scores = head::scores(&mut g, weights, spec.rms_eps, x);
+        if logits || shape.forms.argmax == ArgmaxForm::Host {
+            outputs.push(("out_logits".into(), head::logits(&mut g, &scores)));
+        } else {
+            let ids = head::choose(&mut g, shape.forms, &scores);
+            outputs.push(("out_ids".into(), ids));
         }
-        None => {
-            let hidden = g.transpose(x, &[0, 3, 2, 1]);
-            outputs.push(("out_hidden".into(), hidden));
-        }
+    } else {
+        let hidden = g.transpose(x, &[0, 3, 2, 1]);
+        outputs.push(("out_hidden".into(), hidden));
     }
     let tokens = ctx.close();
     let named: Vec<(&str, ValueId)> = outputs.iter().map(|(n, v)| (n.as_str(), *v)).collect();

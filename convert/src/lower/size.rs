@@ -40,7 +40,11 @@ pub fn chunk_size(
         .map(|g| module.region(g.region).ops.len())
         .sum();
     Ok(ChunkSize {
-        weight_bytes: module.blobs().iter().map(|b| b.len()).sum(),
+        weight_bytes: module
+            .blobs()
+            .iter()
+            .map(anemone_schemas::aimodel::ir::Blob::len)
+            .sum(),
         file_bytes,
         operations,
     })

@@ -199,6 +199,6 @@ pub(super) fn pretty(value: &Value) -> String {
 }
 
 /// An index of shards.
-pub(super) fn index(total_size: u64, weight_map: Map<String, Value>) -> Value {
+pub(super) fn index(total_size: u64, weight_map: &Map<String, Value>) -> Value {
     json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map })
 }

@@ -408,7 +408,7 @@ fn products() {
         let packed: Vec<u8> = (0..rows * cols * bits / 8)
             .map(|_| r.below(256) as u8)
             .collect();
-        let tables = r.values(rows / 32 << bits, 1.0);
+        let tables = r.values((rows / 32) << bits, 1.0);
         let x = r.plain(&[1, cols, 1, width], 1.0);
         let bound = (cols * cols) as f32 * f32::EPSILON;
         for op in ["conv2d", "lut_to_dense"] {

@@ -250,12 +250,11 @@ fn distance(a: f32, b: f32, elem: Elem) -> u32 {
     }
     // Sign and magnitude to an order: both zeros are 0.
     let order = |negative: bool, magnitude: i64| if negative { -magnitude } else { magnitude };
-    let key = |x: f32| match elem {
-        Elem::F16 => {
+    let key = |x: f32| {
+        if elem == Elem::F16 {
             let bits = f16::from_f32(x).to_bits();
             order(bits & 0x8000 != 0, i64::from(bits & 0x7fff))
-        }
-        _ => {
+        } else {
             let bits = x.to_bits();
             order(bits >> 31 != 0, i64::from(bits & 0x7fff_ffff))
         }
