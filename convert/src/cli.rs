@@ -403,7 +403,10 @@ pub fn run(cli: Cli) -> Result<(), Error> {
             if errors > 0 {
                 return Err(Error::new(
                     Exit::Verification,
-                    format!("`{}` breaks rules of the engine in {errors} places", path.display()),
+                    format!(
+                        "`{}` breaks rules of the engine in {errors} places",
+                        path.display()
+                    ),
                 ));
             }
         }

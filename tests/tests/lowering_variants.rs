@@ -72,12 +72,15 @@ struct Matrices<'a> {
 
 impl Matrices<'_> {
     fn write(&self, name: &str, lut: &StoredLut) -> Vec<u8> {
-        let seed = name.bytes().fold(1u64, |h, b| h.wrapping_mul(131).wrapping_add(u64::from(b)));
+        let seed = name
+            .bytes()
+            .fold(1u64, |h, b| h.wrapping_mul(131).wrapping_add(u64::from(b)));
         let groups = lut.rows / lut.group_rows;
         let mut tables = Vec::new();
         for group in 0..groups as u64 {
-            let mut entries: Vec<f32> =
-                (0..16).map(|i| 0.3 * uniform(seed, group * 16 + i)).collect();
+            let mut entries: Vec<f32> = (0..16)
+                .map(|i| 0.3 * uniform(seed, group * 16 + i))
+                .collect();
             entries.sort_by(f32::total_cmp);
             tables.extend(entries.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()));
         }
@@ -145,7 +148,9 @@ const STEP: usize = 4;
 
 impl Call {
     fn new(context: usize, hidden: impl Fn(usize, usize) -> f32) -> Self {
-        let hidden = (0..WIDTH * HIDDEN).map(|i| hidden(i / HIDDEN, i % HIDDEN)).collect();
+        let hidden = (0..WIDTH * HIDDEN)
+            .map(|i| hidden(i / HIDDEN, i % HIDDEN))
+            .collect();
         Self { context, hidden }
     }
 
@@ -158,16 +163,30 @@ impl Call {
         };
         let mask = (0..c * w).map(|i| if i / w <= STEP + i % w { 0.0 } else { -40000.0 });
         vec![
-            ("transformer_input", vec![1, w, 1, HIDDEN], self.hidden.clone()),
-            ("rope_cos", vec![1, 1, w, d], (0..w * d).map(|i| angle(i).cos()).collect()),
-            ("rope_sin", vec![1, 1, w, d], (0..w * d).map(|i| angle(i).sin()).collect()),
+            (
+                "transformer_input",
+                vec![1, w, 1, HIDDEN],
+                self.hidden.clone(),
+            ),
+            (
+                "rope_cos",
+                vec![1, 1, w, d],
+                (0..w * d).map(|i| angle(i).cos()).collect(),
+            ),
+            (
+                "rope_sin",
+                vec![1, 1, w, d],
+                (0..w * d).map(|i| angle(i).sin()).collect(),
+            ),
             ("causal_mask", vec![1, c, 1, w], mask.collect()),
         ]
     }
 
     fn cache(&self, seed: u64) -> Vec<f32> {
         // What lies behind the mask must not matter, so it is not zero.
-        (0..64 * self.context as u64).map(|i| uniform(seed, i)).collect()
+        (0..64 * self.context as u64)
+            .map(|i| uniform(seed, i))
+            .collect()
     }
 
     fn cache_shape(&self) -> [usize; 5] {
@@ -298,7 +317,10 @@ fn sliced_choices_are_the_first_best_of_all_valid_logits() {
         assert!(tied);
     }
     let twins = [640, 650, 14_400, 14_431].map(|v| v as u32);
-    assert!(expected.iter().filter(|id| twins.contains(id)).count() >= 2, "{expected:?}");
+    assert!(
+        expected.iter().filter(|id| twins.contains(id)).count() >= 2,
+        "{expected:?}"
+    );
     assert!(expected.iter().any(|&id| id > 26_688), "{expected:?}");
     assert_eq!(ids(&call.ours(&f16_form, "extend")), expected);
     assert_eq!(ids(&call.ours(&f32_form, "extend")), expected);
@@ -332,11 +354,19 @@ fn attention_by_rows_equals_attention_by_channels() {
     let expected = floats(&call.ours(&channel, "logits"));
     // Both round to f16 after the same steps; sums may be taken in another order.
     let ours = floats(&call.ours(&row, "logits"));
-    assert!(distance(&ours, &expected) < 1e-3, "{}", distance(&ours, &expected));
+    assert!(
+        distance(&ours, &expected) < 1e-3,
+        "{}",
+        distance(&ours, &expected)
+    );
     // Apple's CPU products add in f16.
     for form in [&channel, &row] {
         let theirs = call.apples(form, "logits", "out_logits").to_f32();
-        assert!(distance(&theirs, &expected) < 1e-2, "{}", distance(&theirs, &expected));
+        assert!(
+            distance(&theirs, &expected) < 1e-2,
+            "{}",
+            distance(&theirs, &expected)
+        );
     }
 }
 
@@ -356,20 +386,38 @@ fn prescaled_norms_bear_hidden_states_up_to_the_end_of_f16() {
     let call = Call::new(256, |row, c| 20.0 * ordinary(row, c));
     let expected = floats(&call.ours(&plain, "logits"));
     let got = floats(&call.ours(&scaled, "logits"));
-    assert!(distance(&got, &expected) < 2e-3, "{}", distance(&got, &expected));
+    assert!(
+        distance(&got, &expected) < 2e-3,
+        "{}",
+        distance(&got, &expected)
+    );
     // A massive channel: squares overflow, and the plain norm gives nothing but zeros.
-    let spiky = Call::new(256, |row, c| if c == 5 { 60_000.0 } else { 20.0 * ordinary(row, c) });
+    let spiky = Call::new(256, |row, c| {
+        if c == 5 {
+            60_000.0
+        } else {
+            20.0 * ordinary(row, c)
+        }
+    });
     let lost = floats(&spiky.ours(&plain, "logits"));
     assert!(lost.iter().all(|&v| v == 0.0 || !v.is_finite()));
     let got = floats(&spiky.ours(&scaled, "logits"));
     assert!(got.iter().all(|v| v.is_finite()) && got.iter().any(|&v| v != 0.0));
     // In exact arithmetic the norm of such a row is sqrt(D) in that channel.
     let theirs = spiky.apples(&scaled, "logits", "out_logits").to_f32();
-    assert!(distance(&theirs, &got) < 1e-2, "{}", distance(&theirs, &got));
+    assert!(
+        distance(&theirs, &got) < 1e-2,
+        "{}",
+        distance(&theirs, &got)
+    );
     let expected = spiky_logits(&dir);
     for row in 0..WIDTH {
         let column: Vec<f32> = got.iter().skip(row).step_by(WIDTH).copied().collect();
-        assert!(distance(&column, &expected) < 1e-2, "{}", distance(&column, &expected));
+        assert!(
+            distance(&column, &expected) < 1e-2,
+            "{}",
+            distance(&column, &expected)
+        );
     }
 }
 
@@ -385,7 +433,10 @@ fn spiky_logits(dir: &Path) -> Vec<f32> {
     let weight = shapes.norm("model.norm.weight").unwrap()[5];
     let factor = f16::from_f32(weight).to_f32() * (HIDDEN as f32).sqrt();
     let rows: Vec<usize> = (0..VOCAB).collect();
-    favouring(dir, &rows).iter().map(|row| factor * row[5]).collect()
+    favouring(dir, &rows)
+        .iter()
+        .map(|row| factor * row[5])
+        .collect()
 }
 
 /// The logits and what is left in the caches.

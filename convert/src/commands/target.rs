@@ -20,8 +20,7 @@ use super::quantize::SPEC_FILE;
 use super::text::open_tokenizer;
 use crate::error::Error;
 use crate::lower::{
-    Chunks, Forms, MASK_VALUE, TargetPlan, chunk_size, function_name, lower_chunk,
-    plan_chunks,
+    Chunks, Forms, MASK_VALUE, TargetPlan, chunk_size, function_name, lower_chunk, plan_chunks,
 };
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -98,7 +97,11 @@ pub fn dry_run(options: &TargetOptions) -> Result<String, Error> {
         );
     }
     let table = store.dense(EMBEDDING)?.len;
-    let _ = writeln!(out, "{EMBEDDING_FILE:<20} {:>9} {table:>15} {table:>15}", "");
+    let _ = writeln!(
+        out,
+        "{EMBEDDING_FILE:<20} {:>9} {table:>15} {table:>15}",
+        ""
+    );
     Ok(out)
 }
 
@@ -124,7 +127,10 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         let path = format!("chunk_{i}.aimodel");
         let module = lower_chunk(&store, &plan, chunk)?;
         if let Some(broken) = first_error(&module) {
-            return Err(Error::new(Exit::Verification, format!("`{path}`: {broken}")));
+            return Err(Error::new(
+                Exit::Verification,
+                format!("`{path}`: {broken}"),
+            ));
         }
         let metadata = Metadata {
             producer: Some(crate::PRODUCER.to_string()),

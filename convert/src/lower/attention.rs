@@ -104,7 +104,11 @@ impl<'a> Context<'a> {
             shape,
             cos: g.transpose(cos, &[0, 1, 3, 2]),
             sin: g.transpose(sin, &[0, 1, 3, 2]),
-            mask: if row { g.transpose(mask, &[0, 2, 3, 1]) } else { mask },
+            mask: if row {
+                g.transpose(mask, &[0, 2, 3, 1])
+            } else {
+                mask
+            },
             step,
             step_end: g.binary("add", step, width),
             keys: Cache::open(g, key_handle, constraints),

@@ -150,7 +150,10 @@ mod tests {
         assert_eq!(cut[9], 136_800..151_936);
         for rows in [1, 4096, 16_384, 16_385, 32_768, 151_936] {
             let cut = slices(rows, 32);
-            assert!(cut.iter().all(|s| s.len() <= MAX_HEAD_ROWS && s.start % 32 == 0));
+            assert!(
+                cut.iter()
+                    .all(|s| s.len() <= MAX_HEAD_ROWS && s.start % 32 == 0)
+            );
             assert_eq!(cut.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
             assert!(cut.windows(2).all(|w| w[0].end == w[1].start));
         }
@@ -163,7 +166,10 @@ mod tests {
             let k = shift_for(magnitude);
             let scale = |k: i32| magnitude * (-k as f32).exp2();
             assert!(square(scale(k as i32)).is_finite(), "{magnitude} by {k}");
-            assert!(k == 0 || square(scale(k as i32 - 1)).is_infinite(), "{magnitude} by {k}");
+            assert!(
+                k == 0 || square(scale(k as i32 - 1)).is_infinite(),
+                "{magnitude} by {k}"
+            );
         }
         assert_eq!(shift_for(65504.0), 8);
     }

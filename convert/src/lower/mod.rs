@@ -35,7 +35,9 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
-pub use forms::{ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for};
+pub use forms::{
+    ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
+};
 pub use plan::{ChunkPlan, Chunks, TargetPlan, function_name, plan_chunks};
 pub use size::{ChunkSize, Shapes, chunk_size};
 pub use weights::{StoreWeights, WeightSource};

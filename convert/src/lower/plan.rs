@@ -156,7 +156,11 @@ impl TargetPlan {
                 let layers = next..next + each + usize::from(i < longer);
                 next = layers.end;
                 ChunkPlan {
-                    taps: taps.iter().copied().filter(|t| layers.contains(t)).collect(),
+                    taps: taps
+                        .iter()
+                        .copied()
+                        .filter(|t| layers.contains(t))
+                        .collect(),
                     head: layers.end == self.spec.layers,
                     layers,
                 }

@@ -6,9 +6,9 @@ use anemone_schemas::aimodel::encode::encoded_len;
 use anemone_schemas::spec::{EMBEDDING, LM_HEAD, ModelSpec};
 use anemone_schemas::store::StoredLut;
 
+use super::lower_chunk;
 use super::plan::{ChunkPlan, TargetPlan};
 use super::weights::WeightSource;
-use super::lower_chunk;
 use crate::error::Error;
 
 /// Bytes of one chunk program.
@@ -94,7 +94,9 @@ impl WeightSource for Shapes<'_> {
     /// two norms share a blob.
     fn norm(&self, name: &str) -> Result<Vec<f32>, Error> {
         let shape = self.shape(name)?;
-        let seed = name.bytes().fold(7u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b)));
+        let seed = name
+            .bytes()
+            .fold(7u32, |h, b| h.wrapping_mul(31).wrapping_add(u32::from(b)));
         Ok((0..shape[0] as u32)
             .map(|i| {
                 let bits = (seed ^ i.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b) >> 16;

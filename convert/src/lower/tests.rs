@@ -92,7 +92,11 @@ fn output(m: &Module, function: &str, name: &str) -> Option<(Elem, Vec<usize>)> 
 
 fn every_form() -> Vec<Forms> {
     let mut all = Vec::new();
-    for argmax in [ArgmaxForm::SlicedF16, ArgmaxForm::SlicedF32, ArgmaxForm::Host] {
+    for argmax in [
+        ArgmaxForm::SlicedF16,
+        ArgmaxForm::SlicedF32,
+        ArgmaxForm::Host,
+    ] {
         for attention in [AttentionForm::Channel, AttentionForm::Row] {
             for cache_layout in [CacheLayout::Plain, CacheLayout::Interleaved] {
                 for prescale in [Prescale::None, Prescale::Uniform(4)] {
@@ -125,7 +129,11 @@ fn every_form_is_well_formed_and_free_of_lint_errors() {
 
 #[test]
 fn published_shapes_are_free_of_lint_errors_at_all_contexts() {
-    for dims in [[2, 2560, 9728, 32], [2, 4096, 12_288, 32], [2, 5120, 17_408, 40]] {
+    for dims in [
+        [2, 2560, 9728, 32],
+        [2, 4096, 12_288, 32],
+        [2, 5120, 17_408, 40],
+    ] {
         let spec = spec(dims, 151_936);
         let forms = Forms {
             valid_vocab: Some(151_669),
@@ -167,9 +175,18 @@ fn the_output_layer_of_a_large_vocabulary_is_cut_and_merged() {
     let rows: Vec<usize> = argmax.iter().map(|o| dims(&m, o.operands[0])[1]).collect();
     assert_eq!(rows.iter().sum::<usize>(), 151_669);
     assert!(rows.iter().all(|&r| r <= MAX_HEAD_ROWS));
-    assert_eq!(ops(&m, function, "primitive.conv2d_v1").len(), 7 + rows.len());
-    assert_eq!(ops(&m, function, "primitive.where_v1").len(), rows.len() - 1);
-    assert_eq!(output(&m, function, "out_ids"), Some((Elem::Ui32, vec![1, 1, 1, 16])));
+    assert_eq!(
+        ops(&m, function, "primitive.conv2d_v1").len(),
+        7 + rows.len()
+    );
+    assert_eq!(
+        ops(&m, function, "primitive.where_v1").len(),
+        rows.len() - 1
+    );
+    assert_eq!(
+        output(&m, function, "out_ids"),
+        Some((Elem::Ui32, vec![1, 1, 1, 16]))
+    );
 }
 
 #[test]
@@ -219,7 +236,12 @@ fn a_small_vocabulary_is_chosen_from_as_it_is() {
     assert_eq!(argmax.len(), 1);
     assert!(ops(&m, "extend_256_16", "reduce_max_v1").is_empty());
     let graph = m.graph("extend_256_16").unwrap();
-    let ids = graph.outputs.iter().find(|o| o.0 == Some("out_ids")).unwrap().1;
+    let ids = graph
+        .outputs
+        .iter()
+        .find(|o| o.0 == Some("out_ids"))
+        .unwrap()
+        .1;
     assert_eq!(argmax[0].results, [ids]);
 }
 
@@ -273,8 +295,11 @@ fn interleaved_caches_have_one_row_length_in_all_functions() {
             let Type::Tensor(t) = m.ty(*inner) else {
                 panic!("{name:?} holds no tensor")
             };
-            let Some(Attr::HwConstraints { alignments, interleave, backing }) =
-                t.encoding.map(|e| m.attr(e))
+            let Some(Attr::HwConstraints {
+                alignments,
+                interleave,
+                backing,
+            }) = t.encoding.map(|e| m.attr(e))
             else {
                 panic!("{name:?} is not constrained")
             };
@@ -302,8 +327,14 @@ fn qwen3_8b_falls_into_four_chunks_of_the_known_sizes() {
     let layer = 192_937_984 / 2 + rows + (2 * 4096 + 2 * 128) * 2;
     assert!(sizes[0].weight_bytes >= 9 * layer);
     assert!(sizes[0].weight_bytes < 9 * layer + 100_000);
-    assert!((860_000_000..890_000_000).contains(&sizes[0].file_bytes), "{sizes:?}");
-    assert!((1_150_000_000..1_250_000_000).contains(&sizes[3].file_bytes), "{sizes:?}");
+    assert!(
+        (860_000_000..890_000_000).contains(&sizes[0].file_bytes),
+        "{sizes:?}"
+    );
+    assert!(
+        (1_150_000_000..1_250_000_000).contains(&sizes[3].file_bytes),
+        "{sizes:?}"
+    );
     let overhead = sizes[0].file_bytes - sizes[0].weight_bytes;
     assert!(overhead < 4_000_000, "{overhead} bytes are no weights");
 }
@@ -349,7 +380,11 @@ fn the_predicted_size_is_that_of_the_file() {
     };
     let source = Zeros(shapes(&spec), zeros);
     let zeros_needed = source.matrix("lm_head.weight").unwrap().indices;
-    std::fs::write(&source.1, vec![0; (zeros_needed.0 + zeros_needed.1) as usize]).unwrap();
+    std::fs::write(
+        &source.1,
+        vec![0; (zeros_needed.0 + zeros_needed.1) as usize],
+    )
+    .unwrap();
     for forms in every_form() {
         let plan = plan(&spec, 2, 512, forms);
         for (i, chunk) in plan.chunks.iter().enumerate() {
