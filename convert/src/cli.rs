@@ -156,11 +156,12 @@ struct TargetArgs {
     /// Axis of attention's softmax: channels up to a context of 4096, rows above.
     #[arg(long, value_enum, default_value = "auto")]
     attention: AttentionArg,
-    /// Scale the hidden states by 2^-K before each norm squares them.
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=8))]
-    norm_prescale: u32,
-    /// JSON object of the largest magnitude of each norm's input, by the name of its
-    /// weight: each is scaled as little as keeps its squares finite.
+    /// Scale the hidden states by 2^-K before each norm squares them. By default each
+    /// norm's input is scaled as little as keeps twice what calibration saw finite.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=8))]
+    norm_prescale: Option<u32>,
+    /// As by default, but with the largest magnitudes of this file: a JSON object of
+    /// numbers by the names of norm weights.
     #[arg(long, value_name = "FILE", conflicts_with = "norm_prescale")]
     norm_magnitudes: Option<PathBuf>,
     /// Memory layout of the caches.
@@ -203,20 +204,23 @@ enum CacheArg {
 }
 
 impl TargetArgs {
-    fn forms(&self) -> Result<Forms, Error> {
-        let prescale = match (&self.norm_magnitudes, self.norm_prescale) {
-            (Some(path), _) => {
-                let text = fs::read_to_string(path).map_err(|e| Error::io(path, &e))?;
-                let table = serde_json::from_str(&text).map_err(|e| {
-                    Error::bad_input(format!("`{}`: {e}", path.display()))
-                        .hint("expected an object of numbers by the names of norm weights")
-                })?;
-                Prescale::Magnitudes(table)
-            }
-            (None, 0) => Prescale::None,
-            (None, k) => Prescale::Uniform(k),
+    fn prescale(&self) -> Result<Option<Prescale>, Error> {
+        let Some(path) = &self.norm_magnitudes else {
+            return Ok(self.norm_prescale.map(|k| match k {
+                0 => Prescale::None,
+                k => Prescale::Uniform(k),
+            }));
         };
-        Ok(Forms {
+        let text = fs::read_to_string(path).map_err(|e| Error::io(path, &e))?;
+        let table = serde_json::from_str(&text).map_err(|e| {
+            Error::bad_input(format!("`{}`: {e}", path.display()))
+                .hint("expected an object of numbers by the names of norm weights")
+        })?;
+        Ok(Some(Prescale::Magnitudes(table)))
+    }
+
+    fn forms(&self) -> Forms {
+        Forms {
             argmax: match self.argmax {
                 ArgmaxArg::SlicedF16 => ArgmaxForm::SlicedF16,
                 ArgmaxArg::F32 => ArgmaxForm::SlicedF32,
@@ -228,12 +232,12 @@ impl TargetArgs {
                 AttentionArg::Channel => AttentionForm::Channel,
                 AttentionArg::Row => AttentionForm::Row,
             },
-            prescale,
+            prescale: Prescale::None,
             cache_layout: match self.cache_layout {
                 CacheArg::Plain => CacheLayout::Plain,
                 CacheArg::Interleaved => CacheLayout::Interleaved,
             },
-        })
+        }
     }
 }
 
@@ -335,7 +339,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
             quantize::run(&options, ui, &stop)?;
         }
         Command::Target(a) => {
-            let forms = a.forms()?;
+            let (forms, prescale) = (a.forms(), a.prescale()?);
             let options = TargetOptions {
                 store: a.store,
                 output: a.output,
@@ -348,6 +352,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
                 taps: a.taps,
                 with_logits: a.with_logits,
                 forms,
+                prescale,
             };
             if a.dry_run {
                 print(&target::dry_run(&options)?)?;

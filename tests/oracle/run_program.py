@@ -60,45 +60,17 @@ def write(path, job, tensors):
     os.rename(partial, path)
 
 
-# Axis whose channels a hardware constraint on a cache interleaves.
-INTERLEAVED = 2
-
-
-def lanes(value):
-    """The elements of an NDArray in their place. Where channels are interleaved,
-    the strides numpy is given are those of whole groups of channels, and its view
-    is wrong and out of bounds; here a last axis runs over the group."""
-    a = value.numpy()
-    width = a.strides[-1] // a.itemsize if a.ndim else 1
-    if width <= 1:
-        return a
-    shape = list(a.shape) + [width]
-    shape[INTERLEAVED] //= width
-    return np.lib.stride_tricks.as_strided(a, shape, a.strides + (a.itemsize,))
-
-
 def array(value):
     """A copy of an NDArray; bfloat16, which numpy lacks, widens to float32."""
-    a = lanes(value)
-    if a.ndim > len(value.shape):
-        a = np.moveaxis(a, -1, INTERLEAVED + 1).reshape(tuple(value.shape))
+    a = value.numpy()
     return a.astype(np.float32) if a.dtype.name == "bfloat16" else np.array(a)
 
 
-def state(descriptor, contents):
-    """A state that holds `contents`, or zeros. Its memory is made from the
-    descriptor, which alone knows the layout, and would hold anything."""
-    value = NDArray.from_descriptor(descriptor)
-    a = lanes(value)
-    if contents is None:
-        a[...] = 0
-    elif a.ndim == contents.ndim:
-        a[...] = contents
-    else:
-        shape = list(contents.shape)
-        shape[INTERLEAVED : INTERLEAVED + 1] = [a.shape[INTERLEAVED], a.shape[-1]]
-        a[...] = np.moveaxis(contents.reshape(shape), INTERLEAVED + 1, -1)
-    return value
+def blank(descriptor):
+    """A state of zeros. Memory made from the descriptor would hold anything, and
+    cannot be cleared through numpy; so states with hardware constraints, which
+    only such memory can bind, are refused by the call."""
+    return NDArray(np.zeros(descriptor.shape, descriptor.dtype))
 
 
 async def main(asset_path, request_path, response_path):
@@ -122,11 +94,11 @@ async def main(asset_path, request_path, response_path):
             inputs = {n: NDArray(tensors[t]) for n, t in call["inputs"].items()}
             for name, (earlier, output) in call["carried"].items():
                 inputs[name] = kept[earlier][output]
+            for name, t in call["states"].items():
+                states[name] = NDArray(tensors[t])
             for name in function.desc.state_names:
-                given = call["states"].get(name)
-                if given is not None or name not in states:
-                    contents = None if given is None else tensors[given]
-                    states[name] = state(function.desc.state_descriptor(name), contents)
+                if name not in states:
+                    states[name] = blank(function.desc.state_descriptor(name))
             mine = {n: states[n] for n in function.desc.state_names}
             outputs = await function(inputs, mine)
             kept.append(outputs)

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use anemone_convert::commands::quantize::{self, QuantizeOptions};
 use anemone_convert::commands::target::{self, TargetOptions};
-use anemone_convert::lower::{Chunks, Forms};
+use anemone_convert::lower::{Chunks, Forms, Prescale};
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
@@ -60,7 +60,8 @@ pub fn lowered(store: &Path, dir: &Path, max_context: usize) -> PathBuf {
     lowered_as(store, dir, max_context, Forms::default())
 }
 
-/// [`lowered`] with chosen forms of the graph.
+/// [`lowered`] with chosen forms of the graph; scaled by the store's calibration where
+/// the forms say nothing of scaling.
 ///
 /// # Panics
 /// If that fails.
@@ -74,6 +75,7 @@ pub fn lowered_as(store: &Path, dir: &Path, max_context: usize, forms: Forms) ->
         max_context,
         taps: TAPS.to_vec(),
         with_logits: true,
+        prescale: (forms.prescale != Prescale::None).then(|| forms.prescale.clone()),
         forms,
     };
     target::run(&options, Ui::Quiet, &Stop::default()).expect("the store is whole");

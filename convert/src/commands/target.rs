@@ -16,11 +16,12 @@ use anemone_schemas::store::{DenseElem, Store};
 
 use super::files::{copy_range, digest_folder};
 use super::lint::first_error;
-use super::quantize::SPEC_FILE;
+use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
 use super::text::open_tokenizer;
 use crate::error::Error;
 use crate::lower::{
-    Chunks, Forms, MASK_VALUE, TargetPlan, chunk_size, function_name, lower_chunk, plan_chunks,
+    Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size, function_name, lower_chunk,
+    plan_chunks,
 };
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -48,7 +49,12 @@ pub struct TargetOptions {
     pub with_logits: bool,
     /// Forms of the graph; which rows of the vocabulary are padding is filled in.
     pub forms: Forms,
+    /// Scaling of norm inputs; by what the store's calibration saw if absent.
+    pub prescale: Option<Prescale>,
 }
+
+/// Room left above the largest norm input that calibration saw.
+const MAGNITUDE_HEADROOM: f32 = 2.0;
 
 impl TargetOptions {
     /// The plan for a store whose tokenizer knows `vocab` ids.
@@ -56,10 +62,26 @@ impl TargetOptions {
         let mut plan = plan_chunks(spec, 1, self.max_context, &self.taps, self.with_logits)?;
         plan.forms = Forms {
             valid_vocab: Some(vocab),
+            prescale: match &self.prescale {
+                Some(prescale) => prescale.clone(),
+                None => calibrated_prescale(store)?,
+            },
             ..self.forms.clone()
         };
         plan.rechunk(self.chunks, store)
     }
+}
+
+/// Scaling by the norm inputs that the store's calibration saw.
+fn calibrated_prescale(store: &Store) -> Result<Prescale, Error> {
+    let path = store.dir().join(MAGNITUDES_FILE);
+    let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))?;
+    let mut table: BTreeMap<String, f32> = serde_json::from_str(&text)
+        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))?;
+    for magnitude in table.values_mut() {
+        *magnitude *= MAGNITUDE_HEADROOM;
+    }
+    Ok(Prescale::Magnitudes(table))
 }
 
 /// The spec a store was made with.

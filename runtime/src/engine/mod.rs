@@ -161,6 +161,25 @@ impl Engine {
         Cache::new(&self.manifest)
     }
 
+    /// An empty cache of the smallest context with at least `slots` slots.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextFull`] if no context is that large.
+    pub fn cache_for(&self, slots: usize) -> Result<Cache, EngineError> {
+        let mut cache = self.cache();
+        cache.grow(self.context_for(slots)?, &self.manifest);
+        Ok(cache)
+    }
+
+    /// The smallest context with at least `slots` slots.
+    fn context_for(&self, slots: usize) -> Result<usize, EngineError> {
+        let fits = self.manifest.contexts.iter().copied().find(|&c| c >= slots);
+        fits.ok_or(EngineError::ContextFull {
+            needed: slots,
+            max: self.max_context(),
+        })
+    }
+
     /// Takes `rows` through the model: row `i` writes slot `offset + i` and sees the
     /// slots before `offset` and the rows that [`Row::sees`] names. The cache grows to
     /// the smallest context that holds the call.
@@ -182,18 +201,7 @@ impl Engine {
                 multiple: self.manifest.offset_multiple,
             });
         }
-        let needed = offset + width;
-        let context = self
-            .manifest
-            .contexts
-            .iter()
-            .copied()
-            .find(|&c| c >= needed);
-        let context = context.ok_or(EngineError::ContextFull {
-            needed,
-            max: self.max_context(),
-        })?;
-        cache.grow(context, &self.manifest);
+        cache.grow(self.context_for(offset + width)?, &self.manifest);
         let context = cache.context();
 
         let mut x = inputs::embed(&self.manifest, &self.embedding, rows, width)?;
@@ -238,7 +246,9 @@ impl Engine {
         let scores = scores.ok_or(EngineError::NoIds)?;
         let known = self.manifest.model.tokenizer_vocab;
         let ids = match ids {
-            None => (0..rows.len()).map(|row| best(&scores, row, known)).collect(),
+            None => (0..rows.len())
+                .map(|row| best(&scores, row, known))
+                .collect(),
             Some(ids) => {
                 let Data::U32(ids) = ids.data() else {
                     return Err(EngineError::NoIds);
