@@ -19,5 +19,5 @@ pub use corpus::{Corpus, CorpusOptions, SourceUse};
 pub use error::Error;
 pub use kl::{Kl, KlSummary};
 pub use stats::{Stats, StatsBuilder};
-pub use teacher::{Hidden, Hook, Teacher};
+pub use teacher::{Hidden, Hook, Residual, Teacher};
 pub use weights::Weights;

@@ -32,6 +32,15 @@ const HEAD_PANEL: usize = 8192;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hidden(pub Vec<Vec<f32>>);
 
+/// Largest magnitudes of the residual stream at the norms of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Residual {
+    /// Before attention.
+    pub input: f32,
+    /// Before the MLP.
+    pub post_attention: f32,
+}
+
 /// Sees the input of linear layers as it is computed: the site, and row-major
 /// activations of [`Site::width`] columns, some whole windows at a time, in order.
 pub type Hook<'a> = &'a mut dyn FnMut(Site, &[f32]);
@@ -102,7 +111,8 @@ impl<'a> Teacher<'a> {
         Ok(Hidden(hidden))
     }
 
-    /// Takes `hidden` through block `layer`. The hook sees [`Site::AttnIn`],
+    /// Takes `hidden` through block `layer`; says how large the residual stream was
+    /// where the block's norms read it. The hook sees [`Site::AttnIn`],
     /// [`Site::AttnOut`], [`Site::MlpIn`] and [`Site::MlpMid`].
     ///
     /// # Errors
@@ -112,7 +122,7 @@ impl<'a> Teacher<'a> {
         layer: usize,
         hidden: &mut Hidden,
         mut hook: Option<Hook<'_>>,
-    ) -> Result<(), Error> {
+    ) -> Result<Residual, Error> {
         let spec = self.spec();
         let longest = hidden.0.iter().map(|h| h.len() / spec.hidden).max();
         let block = self.load_block(layer, longest.unwrap_or(0))?;
@@ -121,6 +131,7 @@ impl<'a> Teacher<'a> {
                 hook(site, activations);
             }
         };
+        let mut largest = Residual::default();
         let mut first = 0;
         while first < hidden.0.len() {
             let mut rows = 0;
@@ -134,11 +145,13 @@ impl<'a> Teacher<'a> {
                 group += 1;
             }
             let windows = &mut hidden.0[first..first + group];
-            self.block_on_group(&block, windows, &mut see)?;
+            let found = self.block_on_group(&block, windows, &mut see)?;
+            largest.input = largest.input.max(found.input);
+            largest.post_attention = largest.post_attention.max(found.post_attention);
             self.check_finite(layer, first, windows)?;
             first += group;
         }
-        Ok(())
+        Ok(largest)
     }
 
     fn block_on_group(
@@ -146,15 +159,15 @@ impl<'a> Teacher<'a> {
         block: &Block,
         windows: &mut [Vec<f32>],
         see: Hook<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<Residual, Error> {
         let spec = self.spec();
         let lengths: Vec<usize> = windows.iter().map(|h| h.len() / spec.hidden).collect();
         let rows: usize = lengths.iter().sum();
         if rows == 0 {
-            return Ok(());
+            return Ok(Residual::default());
         }
         let mut residual = windows.concat();
-
+        let before = max_abs(&residual);
         let input = rms_norm(&residual, &block.input_norm, spec.rms_eps);
         see(Site::AttnIn, &input);
         let input = matrix(input, rows, spec.hidden)?;
@@ -164,6 +177,10 @@ impl<'a> Teacher<'a> {
         let mixed = matrix(mixed, rows, spec.heads * spec.head_dim)?;
         add_assign(&mut residual, &block.linear(Linear::O, &mixed)?);
 
+        let largest = Residual {
+            input: before,
+            post_attention: max_abs(&residual),
+        };
         let input = rms_norm(&residual, &block.post_norm, spec.rms_eps);
         see(Site::MlpIn, &input);
         let input = matrix(input, rows, spec.hidden)?;
@@ -179,7 +196,7 @@ impl<'a> Teacher<'a> {
             window.copy_from_slice(own);
             rest = others;
         }
-        Ok(())
+        Ok(largest)
     }
 
     fn check_finite(&self, layer: usize, first: usize, windows: &[Vec<f32>]) -> Result<(), Error> {
@@ -275,4 +292,9 @@ impl<'a> Teacher<'a> {
         }
         Ok(data)
     }
+}
+
+/// Largest magnitude of some values, 0 for none.
+fn max_abs(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |max, x| max.max(x.abs()))
 }

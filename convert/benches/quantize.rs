@@ -68,10 +68,10 @@ fn quantize(criterion: &mut Criterion) {
     group.bench_function("tables", |bencher| {
         bencher.iter(|| black_box(quantizer.tables(matrix, &prepared)));
     });
-    for method in [Method::KMeans, Method::Gptq] {
+    for method in [Method::KMeans, Method::Gptq, Method::TwoSided] {
         let prepared = quantizer.prepare(calibration, method).expect("valid input");
         group.bench_function(method.name(), |bencher| {
-            bencher.iter(|| black_box(quantizer.quantize(matrix, &prepared)));
+            bencher.iter(|| black_box(quantizer.quantize(matrix, &prepared, None)));
         });
     }
     group.finish();

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anemone_schemas::exit::EXIT_HELP;
+use anemone_schemas::exit::{EXIT_HELP, Exit};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::demo::{self, DemoOptions};
@@ -13,8 +13,10 @@ use crate::commands::package::{self, PackageOptions};
 use crate::commands::quantize::{self, QuantizeOptions};
 use crate::commands::target::{self, TargetOptions};
 use crate::commands::text::TextSource;
-use crate::commands::{inspect, verify};
+use crate::commands::{inspect, lint, verify};
 use crate::error::Error;
+use crate::lint::LintOptions;
+use crate::lower::{ArgmaxForm, AttentionForm, CacheLayout, Chunks, Forms, Prescale};
 use crate::quantize::Method;
 use crate::stop::Stop;
 use crate::synth::{self, Published, SynthOptions};
@@ -48,6 +50,17 @@ enum Command {
         /// Model folder.
         folder: PathBuf,
     },
+    /// Check programs against the rules of the Neural Engine.
+    Lint {
+        /// An `.aimodel`, or a folder of them.
+        path: PathBuf,
+        /// Print every finding as JSON.
+        #[arg(long)]
+        json: bool,
+        /// Rules left out, such as `A6,B1`.
+        #[arg(long, value_delimiter = ',', value_name = "RULE")]
+        allow: Vec<String>,
+    },
     /// Dump a checkpoint, quantized store, `.aimodel` or model folder.
     Inspect {
         /// What to dump.
@@ -55,6 +68,9 @@ enum Command {
         /// Print a program's operations as MLIR-like text.
         #[arg(long)]
         full: bool,
+        /// Print JSON; its schemas are in `schemas/json`.
+        #[arg(long, conflicts_with = "full")]
+        json: bool,
     },
     /// Convert, measure and run a small built-in model.
     Demo(DemoArgs),
@@ -123,8 +139,11 @@ struct TargetArgs {
     #[arg(long, default_value = "model")]
     name: String,
     /// Number of chunk programs.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, conflicts_with = "max_chunk_mb")]
     chunks: usize,
+    /// As few chunk programs as keep each within this many megabytes.
+    #[arg(long, value_name = "MB")]
+    max_chunk_mb: Option<u64>,
     /// Longest context, a power of two from 256 to 16384.
     #[arg(long, default_value_t = 4096)]
     max_context: usize,
@@ -134,9 +153,95 @@ struct TargetArgs {
     /// Add functions `logits_{context}_{width}` that return the logits.
     #[arg(long)]
     with_logits: bool,
+    /// How the last program chooses ids.
+    #[arg(long, value_enum, default_value = "sliced-f16")]
+    argmax: ArgmaxArg,
+    /// Axis of attention's softmax: channels up to a context of 4096, rows above.
+    #[arg(long, value_enum, default_value = "auto")]
+    attention: AttentionArg,
+    /// Scale the hidden states by 2^-K before each norm squares them. By default each
+    /// norm's input is scaled as little as keeps twice what calibration saw finite.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=8))]
+    norm_prescale: Option<u32>,
+    /// As by default, but with the largest magnitudes of this file: a JSON object of
+    /// numbers by the names of norm weights.
+    #[arg(long, value_name = "FILE", conflicts_with = "norm_prescale")]
+    norm_magnitudes: Option<PathBuf>,
+    /// Memory layout of the caches.
+    #[arg(long, value_enum, default_value = "plain")]
+    cache_layout: CacheArg,
+    /// Print what would be written, in bytes, and stop.
+    #[arg(long)]
+    dry_run: bool,
     /// Discard what is in the output.
     #[arg(long)]
     overwrite: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ArgmaxArg {
+    /// In the graph, on f16 scores of slices of the vocabulary.
+    SlicedF16,
+    /// In the graph, on scores widened to f32.
+    F32,
+    /// By the host, from the logits.
+    Host,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AttentionArg {
+    /// By the context.
+    Auto,
+    /// Keys on the channel axis.
+    Channel,
+    /// Keys on the last axis.
+    Row,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CacheArg {
+    /// Row-major.
+    Plain,
+    /// As Apple's exporter has it.
+    Interleaved,
+}
+
+impl TargetArgs {
+    fn prescale(&self) -> Result<Option<Prescale>, Error> {
+        let Some(path) = &self.norm_magnitudes else {
+            return Ok(self.norm_prescale.map(|k| match k {
+                0 => Prescale::None,
+                k => Prescale::Uniform(k),
+            }));
+        };
+        let text = fs::read_to_string(path).map_err(|e| Error::io(path, &e))?;
+        let table = serde_json::from_str(&text).map_err(|e| {
+            Error::bad_input(format!("`{}`: {e}", path.display()))
+                .hint("expected an object of numbers by the names of norm weights")
+        })?;
+        Ok(Some(Prescale::Magnitudes(table)))
+    }
+
+    fn forms(&self) -> Forms {
+        Forms {
+            argmax: match self.argmax {
+                ArgmaxArg::SlicedF16 => ArgmaxForm::SlicedF16,
+                ArgmaxArg::F32 => ArgmaxForm::SlicedF32,
+                ArgmaxArg::Host => ArgmaxForm::Host,
+            },
+            valid_vocab: None,
+            attention: match self.attention {
+                AttentionArg::Auto => AttentionForm::Auto,
+                AttentionArg::Channel => AttentionForm::Channel,
+                AttentionArg::Row => AttentionForm::Row,
+            },
+            prescale: Prescale::None,
+            cache_layout: match self.cache_layout {
+                CacheArg::Plain => CacheLayout::Plain,
+                CacheArg::Interleaved => CacheLayout::Interleaved,
+            },
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -237,17 +342,27 @@ pub fn run(cli: Cli) -> Result<(), Error> {
             quantize::run(&options, ui, &stop)?;
         }
         Command::Target(a) => {
-            discard(a.overwrite, &a.output)?;
+            let (forms, prescale) = (a.forms(), a.prescale()?);
             let options = TargetOptions {
                 store: a.store,
                 output: a.output,
                 name: a.name,
-                chunks: a.chunks,
+                chunks: match a.max_chunk_mb {
+                    Some(mb) => Chunks::MaxBytes(mb.saturating_mul(1_000_000)),
+                    None => Chunks::Count(a.chunks),
+                },
                 max_context: a.max_context,
                 taps: a.taps,
                 with_logits: a.with_logits,
+                forms,
+                prescale,
             };
-            target::run(&options, ui, &stop)?;
+            if a.dry_run {
+                print(&target::dry_run(&options)?)?;
+            } else {
+                discard(a.overwrite, &options.output)?;
+                target::run(&options, ui, &stop)?;
+            }
         }
         Command::Eval(a) => {
             let options = EvalOptions {
@@ -285,7 +400,28 @@ pub fn run(cli: Cli) -> Result<(), Error> {
                 manifest.files.len()
             ))?;
         }
-        Command::Inspect { path, full } => print(&inspect::run(&path, full)?)?,
+        Command::Lint { path, json, allow } => {
+            let report = lint::run(&path, &LintOptions { allow })?;
+            print(&if json {
+                serde_json::to_string_pretty(&report).map_err(|e| Error::unexpected(&e))?
+            } else {
+                report.text()
+            })?;
+            let errors = report.errors();
+            if errors > 0 {
+                return Err(Error::new(
+                    Exit::Verification,
+                    format!(
+                        "`{}` breaks rules of the engine in {errors} places",
+                        path.display()
+                    ),
+                ));
+            }
+        }
+        Command::Inspect {
+            path, json: true, ..
+        } => print(&inspect::run_json(&path)?)?,
+        Command::Inspect { path, full, .. } => print(&inspect::run(&path, full)?)?,
         Command::Demo(a) => {
             discard(a.overwrite, &a.output)?;
             let options = DemoOptions {

@@ -5,6 +5,7 @@ pub mod cli;
 pub mod commands;
 mod embedded;
 pub mod error;
+pub mod lint;
 pub mod lower;
 pub mod quantize;
 pub mod stop;

@@ -5,7 +5,6 @@
 //! the fastest of many interleaved calls, next to limits measured in the same
 //! process. Weights rotate through half a gigabyte of copies, so that width 1
 //! reads memory and not a cache.
-#![expect(missing_docs, reason = "criterion generates the entry points")]
 #![expect(clippy::print_stdout, reason = "the table goes to the terminal")]
 
 use anemone_runtime::kernels::roofline::Roofline;

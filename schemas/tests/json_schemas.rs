@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use anemone_schemas::aimodel::summary::Summary;
 use anemone_schemas::manifest::Manifest;
 use anemone_schemas::report::QualityReport;
 use anemone_schemas::spec::ModelSpec;
@@ -33,4 +34,5 @@ fn checked_in_schemas_are_current() {
     check("report", &schema_for!(QualityReport));
     check("model_spec", &schema_for!(ModelSpec));
     check("store", &schema_for!(store::Manifest));
+    check("program", &schema_for!(Summary));
 }

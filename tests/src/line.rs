@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use anemone_convert::commands::quantize::{self, QuantizeOptions};
 use anemone_convert::commands::target::{self, TargetOptions};
+use anemone_convert::lower::{Chunks, Forms, Prescale};
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
@@ -56,15 +57,26 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
 /// # Panics
 /// If that fails.
 pub fn lowered(store: &Path, dir: &Path, max_context: usize) -> PathBuf {
+    lowered_as(store, dir, max_context, Forms::default())
+}
+
+/// [`lowered`] with chosen forms of the graph; scaled by the store's calibration where
+/// the forms say nothing of scaling.
+///
+/// # Panics
+/// If that fails.
+pub fn lowered_as(store: &Path, dir: &Path, max_context: usize, forms: Forms) -> PathBuf {
     let folder = dir.join("folder");
     let options = TargetOptions {
         store: store.to_path_buf(),
         output: folder.clone(),
         name: "test".into(),
-        chunks: 2,
+        chunks: Chunks::Count(2),
         max_context,
         taps: TAPS.to_vec(),
         with_logits: true,
+        prescale: (forms.prescale != Prescale::None).then(|| forms.prescale.clone()),
+        forms,
     };
     target::run(&options, Ui::Quiet, &Stop::default()).expect("the store is whole");
     folder

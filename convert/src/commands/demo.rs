@@ -23,7 +23,7 @@ use super::text::{self, Budget};
 use super::verify;
 use crate::embedded;
 use crate::error::Error;
-use crate::lower::StoreWeights;
+use crate::lower::{Chunks, Forms, StoreWeights};
 use crate::quantize::{Matrix, Method, affine_round_trip};
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -111,11 +111,11 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
             store: &store,
             spec: &spec,
         };
-        let mut engine = Engine::open(&folder, options.jobs)?;
+        let engine = Engine::open(&folder, options.jobs)?;
         let name = target::quantization_name(&store);
         let mut entries = vec![Entry {
             name: name.clone(),
-            candidate: Candidate::Folder(&mut engine),
+            candidate: Candidate::Folder(&engine),
         }];
         if method == Method::Gptq {
             entries.push(Entry {
@@ -156,16 +156,18 @@ fn target_options(store: PathBuf, output: PathBuf) -> TargetOptions {
         store,
         output,
         name: NAME.into(),
-        chunks: 2,
+        chunks: Chunks::Count(2),
         max_context: 1024,
         taps: vec![1, 2, 3, 5, 6],
         with_logits: false,
+        forms: Forms::default(),
+        prescale: None,
     }
 }
 
 /// One greedy answer of the packaged folder.
 fn answer(folder: &Path, threads: usize) -> Result<String, Error> {
-    let mut engine = Engine::open(folder, threads)?;
+    let engine = Engine::open(folder, threads)?;
     let message = ChatMessage {
         role: "user".into(),
         content: PROMPT.into(),

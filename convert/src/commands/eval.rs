@@ -45,7 +45,7 @@ pub enum Candidate<'a> {
     /// Weights run in the teacher's graph.
     Weights(&'a dyn Weights),
     /// A model folder, run on its programs.
-    Folder(&'a mut Engine),
+    Folder(&'a Engine),
 }
 
 /// A named [`Candidate`].
@@ -77,7 +77,7 @@ pub fn run(options: &EvalOptions, ui: Ui, stop: &Stop) -> Result<QualityReport, 
         .as_ref()
         .zip(spec.as_ref())
         .map(|(store, spec)| StoreWeights { store, spec });
-    let mut engine = match &options.folder {
+    let engine = match &options.folder {
         Some(folder) => Some(Engine::open(folder, options.threads)?),
         None => None,
     };
@@ -88,7 +88,7 @@ pub fn run(options: &EvalOptions, ui: Ui, stop: &Stop) -> Result<QualityReport, 
             candidate: Candidate::Weights(w),
         });
     }
-    if let Some(e) = engine.as_mut() {
+    if let Some(e) = &engine {
         entries.push(Entry {
             name: e.manifest().model.quantization.clone(),
             candidate: Candidate::Folder(e),
@@ -164,7 +164,7 @@ impl<'a> Finished<'a> {
 
 enum Ready<'a> {
     Weights(Finished<'a>),
-    Folder(&'a mut Engine),
+    Folder(&'a Engine),
 }
 
 /// Measures every entry against the teacher on all sets.
@@ -187,7 +187,7 @@ pub fn measure(
     let reference = Finished::run(teacher, &windows, "teacher", ui, stop)?;
     let mut students = Vec::new();
     for entry in entries {
-        let (measured, mut ready) = match entry.candidate {
+        let (measured, ready) = match entry.candidate {
             Candidate::Weights(w) => (
                 Measured::Simulator,
                 Ready::Weights(Finished::run(w, &windows, &entry.name, ui, stop)?),
@@ -202,7 +202,7 @@ pub fn measure(
             for window in set.corpus.windows() {
                 stop.check()?;
                 let expected = reference.logits(next)?;
-                let found = match &mut ready {
+                let found = match &ready {
                     Ready::Weights(f) => f.logits(next)?,
                     Ready::Folder(e) => e.logits(window)?,
                 };

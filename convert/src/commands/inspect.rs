@@ -1,31 +1,40 @@
 //! `inspect`: a readable dump of a checkpoint, a store, a program or a model folder.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::fs;
 use std::path::Path;
 
 use anemone_schemas::aimodel::asset;
-use anemone_schemas::aimodel::ir::ValueId;
+use anemone_schemas::aimodel::ir::Module;
+use anemone_schemas::aimodel::summary::{Summary, summarize};
 use anemone_schemas::aimodel::text::{self, TextOptions};
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::manifest::{MANIFEST_FILE, Manifest};
 use anemone_schemas::store::Store;
+use serde::Serialize;
 
 use crate::error::Error;
 
-/// The dump; `full` prints a program's operations too.
-///
-/// # Errors
-/// If `path` is none of the four, or is damaged.
-pub fn run(path: &Path, full: bool) -> Result<String, Error> {
-    if path.join("main.mlirb").is_file() {
-        program(path, full)
+/// File of a program in its asset.
+const PROGRAM_FILE: &str = "main.mlirb";
+
+/// What a path holds.
+enum Kind {
+    Program,
+    Folder,
+    Store,
+    Checkpoint,
+}
+
+fn kind(path: &Path) -> Result<Kind, Error> {
+    if path.join(PROGRAM_FILE).is_file() {
+        Ok(Kind::Program)
     } else if path.join(MANIFEST_FILE).is_file() {
-        folder(path)
+        Ok(Kind::Folder)
     } else if path.join("store.json").is_file() || path.join("matrices").is_dir() {
-        store(path)
+        Ok(Kind::Store)
     } else if path.join("config.json").is_file() {
-        checkpoint(path)
+        Ok(Kind::Checkpoint)
     } else {
         Err(Error::bad_input(format!(
             "`{}` is no checkpoint, quantized store, `.aimodel` or model folder",
@@ -33,6 +42,38 @@ pub fn run(path: &Path, full: bool) -> Result<String, Error> {
         ))
         .hint("expected `config.json`, `store.json`, `main.mlirb` or `anemone.json` in it"))
     }
+}
+
+/// The dump; `full` prints a program's operations too.
+///
+/// # Errors
+/// If `path` is none of the four, or is damaged.
+pub fn run(path: &Path, full: bool) -> Result<String, Error> {
+    match kind(path)? {
+        Kind::Program => program(path, full),
+        Kind::Folder => folder(path),
+        Kind::Store => store(path),
+        Kind::Checkpoint => checkpoint(path),
+    }
+}
+
+/// The same as JSON: a program's [`Summary`], the manifest of a model folder or
+/// store, the spec of a checkpoint. Each has a JSON Schema in `schemas/json`.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_json(path: &Path) -> Result<String, Error> {
+    match kind(path)? {
+        Kind::Program => json(path, &read_program(path)?.1),
+        Kind::Folder => json(path, &Manifest::read(path)?),
+        Kind::Store => json(path, Store::open(path)?.manifest()),
+        Kind::Checkpoint => json(path, Checkpoint::open(path)?.spec()),
+    }
+}
+
+fn json(path: &Path, value: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string_pretty(value)
+        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
 }
 
 fn megabytes(bytes: u64) -> String {
@@ -156,36 +197,17 @@ fn folder(path: &Path) -> Result<String, Error> {
     Ok(out)
 }
 
-fn program(path: &Path, full: bool) -> Result<String, Error> {
+fn read_program(path: &Path) -> Result<(Module, Summary), Error> {
     let module = asset::open_asset(path)?;
-    let mut out = format!("program {}\n", path.display());
-    let value = |v: ValueId| text::type_name(&module, module.ty(module.value_type(v)));
-    for g in module.graphs() {
-        let _ = writeln!(out, "{}{}", if g.private { "private " } else { "" }, g.name);
-        for (name, v) in &g.inputs {
-            let _ = writeln!(out, "  in  {}: {}", name.unwrap_or("_"), value(*v));
-        }
-        for (name, v) in &g.outputs {
-            let _ = writeln!(out, "  out {}: {}", name.unwrap_or("_"), value(*v));
-        }
-    }
-    let mut histogram: BTreeMap<&str, usize> = BTreeMap::new();
-    for g in module.graphs() {
-        for &op in &module.region(g.region).ops {
-            *histogram.entry(module.op(op).name.as_str()).or_default() += 1;
-        }
-    }
-    out.push_str("operations\n");
-    for (name, n) in histogram {
-        let _ = writeln!(out, "  {n:>6} {name}");
-    }
-    let blobs: u64 = module.blobs().iter().map(|b| b.len()).sum();
-    let _ = writeln!(
-        out,
-        "{} resources, {}",
-        module.blobs().len(),
-        megabytes(blobs)
-    );
+    let file = path.join(PROGRAM_FILE);
+    let bytes = fs::metadata(&file).map_err(|e| Error::io(&file, &e))?.len();
+    let summary = summarize(&module, bytes);
+    Ok((module, summary))
+}
+
+fn program(path: &Path, full: bool) -> Result<String, Error> {
+    let (module, summary) = read_program(path)?;
+    let mut out = format!("program {}\n{summary}", path.display());
     if full {
         out.push_str(&text::to_text(&module, &TextOptions::default()));
     }

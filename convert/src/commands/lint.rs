@@ -110,7 +110,10 @@ impl LintReport {
 
 impl ProgramReport {
     fn count(&self, severity: Severity) -> usize {
-        self.findings.iter().filter(|f| f.severity == severity).count()
+        self.findings
+            .iter()
+            .filter(|f| f.severity == severity)
+            .count()
     }
 
     fn print(&self, out: &mut String) {
@@ -124,7 +127,10 @@ impl ProgramReport {
         );
         let mut by_rule: BTreeMap<(Reverse<Severity>, &str), Vec<&Finding>> = BTreeMap::new();
         for f in &self.findings {
-            by_rule.entry((Reverse(f.severity), f.rule)).or_default().push(f);
+            by_rule
+                .entry((Reverse(f.severity), f.rule))
+                .or_default()
+                .push(f);
         }
         for ((severity, rule), findings) in by_rule {
             let first = findings[0];

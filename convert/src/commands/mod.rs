@@ -5,6 +5,7 @@ pub mod demo;
 pub mod eval;
 mod files;
 pub mod inspect;
+pub mod lint;
 pub mod package;
 pub mod quantize;
 pub mod target;

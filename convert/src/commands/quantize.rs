@@ -8,7 +8,7 @@
 //!
 //! Every matrix has a key: the hash of all that determines its bytes. A matrix found
 //! in the store under its key is not computed again, so an interrupted run goes on
-//! where it stopped and ends in the same bytes.
+//! where it stopped and ends in the same bytes; only the teacher starts anew.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,6 +28,8 @@ use crate::quantize::{CODE_VERSION, Calibration, Matrix, Method, Quantizer, Sett
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
+/// File of the store with the largest magnitude at the input of each norm.
+pub(super) const MAGNITUDES_FILE: &str = "norm_magnitudes.json";
 /// File of the store that holds the model's spec.
 pub(super) const SPEC_FILE: &str = "model_spec.json";
 
@@ -87,6 +89,12 @@ pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Erro
         calibration: Some(corpus.fingerprint()),
         tool: crate::PRODUCER.to_string(),
     };
+    if let Ok(store) = Store::open(&options.output)
+        && store.manifest().provenance == provenance
+    {
+        ui.note("the store is complete already");
+        return Ok(store);
+    }
     let mut job = Job {
         options,
         checkpoint: &checkpoint,
@@ -94,6 +102,7 @@ pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Erro
         quantizer: Quantizer::new(settings, options.jobs)?,
         seed: serde_json::to_string(&provenance).map_err(|e| Error::unexpected(&e))?,
         writer: StoreWriter::create_or_resume(&options.output, provenance)?,
+        magnitudes: BTreeMap::new(),
         stage: ui.stage("quantize", spec.layers * Linear::ALL.len() + 1),
         ui,
         stop,
@@ -151,6 +160,8 @@ struct Job<'a> {
     /// The provenance as text: part of every key.
     seed: String,
     writer: StoreWriter,
+    /// Largest magnitude at the input of each norm, by the name of its weight.
+    magnitudes: BTreeMap<String, f32>,
     stage: Stage,
     ui: Ui,
     stop: &'a Stop,
@@ -164,20 +175,11 @@ impl Job<'_> {
     /// All matrices, layer by layer, then the output layer.
     fn matrices(&mut self, windows: &[Vec<u32>]) -> Result<(), Error> {
         let teacher = Teacher::new(self.checkpoint);
-        let mut hidden: Option<Hidden> = None;
+        let mut hidden = teacher.embed(windows)?;
         for layer in 0..self.spec.layers {
+            self.stop.check()?;
             let missing = self.missing(layer)?;
-            // Where nothing is missing the teacher need not run, until a later layer
-            // needs its hidden states: then it catches up.
-            if missing.is_empty() && hidden.is_none() {
-                continue;
-            }
-            let mut h = match hidden.take() {
-                Some(h) => h,
-                None => self.catch_up(&teacher, windows, layer)?,
-            };
-            let stats = self.layer_stats(&teacher, layer, &mut h, !missing.is_empty())?;
-            hidden = Some(h);
+            let stats = self.layer_stats(&teacher, layer, &mut hidden, !missing.is_empty())?;
             for (site, stats) in &stats {
                 let linears: Vec<Linear> = missing
                     .iter()
@@ -188,16 +190,15 @@ impl Job<'_> {
                 self.site(stats, &names)?;
             }
         }
+        let last = hidden.0.iter().flatten();
+        let last = last.fold(0.0f32, |max, x| max.max(x.abs()));
+        self.magnitudes.insert(FINAL_NORM.to_string(), last);
         if self.writer.has_lut(LM_HEAD, &self.key(LM_HEAD))? {
             self.stage.step(LM_HEAD);
             return Ok(());
         }
-        let h = match hidden {
-            Some(h) => h,
-            None => self.catch_up(&teacher, windows, self.spec.layers)?,
-        };
         let mut builder = StatsBuilder::new(Site::HeadIn, self.spec.hidden);
-        for rows in &teacher.final_norm(&h)?.0 {
+        for rows in &teacher.final_norm(&hidden)?.0 {
             builder.add(rows)?;
         }
         self.site(&builder.finish()?, &[LM_HEAD.to_string()])
@@ -218,24 +219,10 @@ impl Job<'_> {
         Ok(missing)
     }
 
-    /// Hidden states before `layer`.
-    fn catch_up(
-        &self,
-        teacher: &Teacher<'_>,
-        windows: &[Vec<u32>],
-        layer: usize,
-    ) -> Result<Hidden, Error> {
-        let mut hidden = teacher.embed(windows)?;
-        for l in 0..layer {
-            self.stop.check()?;
-            teacher.block(l, &mut hidden, None)?;
-        }
-        Ok(hidden)
-    }
-
-    /// Takes `hidden` through `layer`; gathers the statistics of its inputs if `wanted`.
+    /// Takes `hidden` through `layer`; notes the largest inputs of its norms and, if
+    /// `wanted`, gathers the statistics of its linears' inputs.
     fn layer_stats(
-        &self,
+        &mut self,
         teacher: &Teacher<'_>,
         layer: usize,
         hidden: &mut Hidden,
@@ -252,7 +239,13 @@ impl Job<'_> {
                 failed.get_or_insert(e);
             }
         };
-        teacher.block(layer, hidden, wanted.then_some(&mut hook))?;
+        let largest = teacher.block(layer, hidden, wanted.then_some(&mut hook))?;
+        for (norm, max) in [
+            (Norm::Input, largest.input),
+            (Norm::PostAttention, largest.post_attention),
+        ] {
+            self.magnitudes.insert(norm.tensor(layer), max);
+        }
         if let Some(e) = failed {
             return Err(e.into());
         }
@@ -289,7 +282,7 @@ impl Job<'_> {
                 cols,
                 data: &data,
             };
-            let (lut, report) = self.quantizer.quantize(matrix, &prepared)?;
+            let (lut, report) = self.quantizer.quantize(matrix, &prepared, None)?;
             if let Some(why) = &report.fallback {
                 self.ui
                     .note(&format!("`{name}`: {why}; used {}", report.method));
@@ -346,6 +339,11 @@ impl Job<'_> {
             serde_json::to_string_pretty(self.spec).map_err(|e| Error::unexpected(&e))?;
         spec.push('\n');
         self.writer.put_file(SPEC_FILE, spec.as_bytes())?;
+        let mut magnitudes =
+            serde_json::to_string_pretty(&self.magnitudes).map_err(|e| Error::unexpected(&e))?;
+        magnitudes.push('\n');
+        self.writer
+            .put_file(MAGNITUDES_FILE, magnitudes.as_bytes())?;
         for name in text::open_tokenizer(&self.options.model)?.files() {
             let path = self.options.model.join(name);
             let bytes = fs::read(&path).map_err(|e| Error::io(&path, &e))?;

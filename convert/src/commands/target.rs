@@ -1,6 +1,7 @@
 //! `target`: quantized store in, model folder of chunk programs out.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,10 +15,14 @@ use anemone_schemas::spec::{EMBEDDING, ModelSpec};
 use anemone_schemas::store::{DenseElem, Store};
 
 use super::files::{copy_range, digest_folder};
-use super::quantize::SPEC_FILE;
+use super::lint::first_error;
+use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
 use super::text::open_tokenizer;
 use crate::error::Error;
-use crate::lower::{MASK_VALUE, function_name, lower_chunk, plan_chunks};
+use crate::lower::{
+    Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size, function_name, lower_chunk,
+    plan_chunks,
+};
 use crate::stop::Stop;
 use crate::ui::Ui;
 
@@ -35,13 +40,48 @@ pub struct TargetOptions {
     /// Display name of the model.
     pub name: String,
     /// Number of chunk programs.
-    pub chunks: usize,
+    pub chunks: Chunks,
     /// Longest context.
     pub max_context: usize,
     /// Layers whose hidden states leave, for a drafter.
     pub taps: Vec<usize>,
     /// Whether to add functions that return the logits.
     pub with_logits: bool,
+    /// Forms of the graph; which rows of the vocabulary are padding is filled in.
+    pub forms: Forms,
+    /// Scaling of norm inputs; by what the store's calibration saw if absent.
+    pub prescale: Option<Prescale>,
+}
+
+/// Room left above the largest norm input that calibration saw.
+const MAGNITUDE_HEADROOM: f32 = 2.0;
+
+impl TargetOptions {
+    /// The plan for a store whose tokenizer knows `vocab` ids.
+    fn plan(&self, store: &Store, spec: &ModelSpec, vocab: usize) -> Result<TargetPlan, Error> {
+        let mut plan = plan_chunks(spec, 1, self.max_context, &self.taps, self.with_logits)?;
+        plan.forms = Forms {
+            valid_vocab: Some(vocab),
+            prescale: match &self.prescale {
+                Some(prescale) => prescale.clone(),
+                None => calibrated_prescale(store)?,
+            },
+            ..self.forms.clone()
+        };
+        plan.rechunk(self.chunks, store)
+    }
+}
+
+/// Scaling by the norm inputs that the store's calibration saw.
+fn calibrated_prescale(store: &Store) -> Result<Prescale, Error> {
+    let path = store.dir().join(MAGNITUDES_FILE);
+    let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))?;
+    let mut table: BTreeMap<String, f32> = serde_json::from_str(&text)
+        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))?;
+    for magnitude in table.values_mut() {
+        *magnitude *= MAGNITUDE_HEADROOM;
+    }
+    Ok(Prescale::Magnitudes(table))
 }
 
 /// The spec a store was made with.
@@ -54,6 +94,39 @@ pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
     serde_json::from_str(&text).map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
 }
 
+/// What the command would write, exact to the byte, without writing.
+///
+/// # Errors
+/// As [`run`].
+pub fn dry_run(options: &TargetOptions) -> Result<String, Error> {
+    let store = Store::open(&options.store)?;
+    let spec = store_spec(&store)?;
+    let vocab = open_tokenizer(store.dir())?.size();
+    let plan = options.plan(&store, &spec, vocab)?;
+    let mut out = format!(
+        "contexts {:?}, widths {:?}\n{:<20} {:>9} {:>15} {:>15}\n",
+        plan.contexts, plan.widths, "program", "layers", "weights, bytes", "file, bytes"
+    );
+    for (i, chunk) in plan.chunks.iter().enumerate() {
+        let size = chunk_size(&store, &plan, chunk)?;
+        let _ = writeln!(
+            out,
+            "{:<20} {:>9} {:>15} {:>15}",
+            format!("chunk_{i}.aimodel"),
+            format!("{}..{}", chunk.layers.start, chunk.layers.end),
+            size.weight_bytes,
+            size.file_bytes
+        );
+    }
+    let table = store.dense(EMBEDDING)?.len;
+    let _ = writeln!(
+        out,
+        "{EMBEDDING_FILE:<20} {:>9} {table:>15} {table:>15}",
+        ""
+    );
+    Ok(out)
+}
+
 /// Runs the command. The folder appears whole or not at all.
 ///
 /// # Errors
@@ -61,13 +134,10 @@ pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
 pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Error> {
     let store = Store::open(&options.store)?;
     let spec = store_spec(&store)?;
-    let plan = plan_chunks(
-        &spec,
-        options.chunks,
-        options.max_context,
-        &options.taps,
-        options.with_logits,
-    )?;
+    let source = open_tokenizer(store.dir())?;
+    source.check_fits(spec.vocab)?;
+    let tokenizer_vocab = source.size();
+    let plan = options.plan(&store, &spec, tokenizer_vocab)?;
     let staged = AtomicDir::create(&options.output).map_err(|e| {
         Error::new(Exit::Usage, e.to_string())
             .hint("choose another output folder, or pass `--overwrite`")
@@ -78,6 +148,12 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         stop.check()?;
         let path = format!("chunk_{i}.aimodel");
         let module = lower_chunk(&store, &plan, chunk)?;
+        if let Some(broken) = first_error(&module) {
+            return Err(Error::new(
+                Exit::Verification,
+                format!("`{path}`: {broken}"),
+            ));
+        }
         let metadata = Metadata {
             producer: Some(crate::PRODUCER.to_string()),
             description: Some(format!(
@@ -113,14 +189,11 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     stage.step("embedding");
     let tokenizer_dir = staged.path().join(TOKENIZER_DIR);
     fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
-    let source = open_tokenizer(store.dir())?;
     for name in source.files() {
         let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
         fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
     }
     let tokenizer = open_tokenizer(&tokenizer_dir)?;
-    let tokenizer_vocab = tokenizer.size();
-    tokenizer.check_fits(spec.vocab)?;
     let provenance = &store.manifest().provenance;
     let mut stops = tokenizer.stop_ids();
     stops.extend(spec.eos.iter().copied());

@@ -11,6 +11,7 @@ use anemone_schemas::manifest::{Chunk, MANIFEST_FILE, Manifest};
 use anemone_schemas::tokenizer::{ChatMessage, TokenizerFolder};
 
 use super::files::{file_info, list};
+use super::lint::first_error;
 use super::package::BUNDLE_FILE;
 use super::target::TOKENIZER_DIR;
 use super::text::open_tokenizer;
@@ -102,6 +103,9 @@ pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
         let path = folder.join(&chunk.path);
         let module = asset::open_asset(&path)?;
         check::check(&module).map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
+        if let Some(broken) = first_error(&module) {
+            return Err(fail(format!("`{}`: {broken}", path.display())));
+        }
         interface(&manifest, chunk, &module)
             .map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
     }
@@ -147,9 +151,15 @@ fn interface(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Result<(), 
             }
         }
         let mut outputs: Vec<String> = chunk.taps.iter().map(|t| format!("tap_{t}")).collect();
-        outputs.push(if chunk.head { "out_ids" } else { "out_hidden" }.to_string());
+        let has = |name: &str| graph.outputs.iter().any(|(n, _)| *n == Some(name));
+        // The choice of ids may be left to the host.
+        outputs.push(match chunk.head {
+            true if has("out_logits") => "out_logits".into(),
+            true => "out_ids".into(),
+            false => "out_hidden".into(),
+        });
         for name in outputs {
-            if !graph.outputs.iter().any(|(n, _)| *n == Some(name.as_str())) {
+            if !has(&name) {
                 return Err(format!("`{}` has no output `{name}`", function.name));
             }
         }

@@ -17,15 +17,27 @@ pub(super) fn check(m: &Module, entries: &[&Function<'_>], out: &mut Findings) {
     widths(entries, out);
     names(entries, out);
     contexts(entries, out);
-    let bytes: u64 = m.blobs().iter().map(anemone_schemas::aimodel::ir::Blob::len).sum();
+    let bytes: u64 = m
+        .blobs()
+        .iter()
+        .map(anemone_schemas::aimodel::ir::Blob::len)
+        .sum();
     if bytes > PHONE_BYTES {
-        out.about("D8", "program", format!("{:.2} GB of constants", bytes as f64 / 1e9));
+        out.about(
+            "D8",
+            "program",
+            format!("{:.2} GB of constants", bytes as f64 / 1e9),
+        );
     }
     let refused = m.attrs().iter().any(
         |a| matches!(a, Attr::CompileUnit { producer, .. } if producer.contains("coreai-torch 0.4.0")),
     );
     if refused {
-        out.about("K15", "program", "debug locations of coreai-torch 0.4.0".to_owned());
+        out.about(
+            "K15",
+            "program",
+            "debug locations of coreai-torch 0.4.0".to_owned(),
+        );
     }
     if entries.iter().any(|f| f.graph.name == "load_embeddings") {
         apple(entries, out);
@@ -46,7 +58,11 @@ fn shared_caches(entries: &[&Function<'_>], out: &mut Findings) {
         for &(name, v) in &f.graph.inputs {
             if let (Some(name), Some(t)) = (name, f.state(v)) {
                 let layout = match t.encoding.map(|e| f.m.attr(e)) {
-                    Some(Attr::HwConstraints { alignments, interleave, .. }) => {
+                    Some(Attr::HwConstraints {
+                        alignments,
+                        interleave,
+                        ..
+                    }) => {
                         format!("alignments {alignments:?}, interleave {interleave:?}")
                     }
                     _ => "plain".to_owned(),
@@ -69,7 +85,11 @@ fn widths(entries: &[&Function<'_>], out: &mut Findings) {
         .filter_map(|f| Some(parts(f.graph.name)?.2))
         .max();
     if let Some(w) = widest.filter(|&w| w < PREFILL_WIDTH) {
-        out.about("C17", "program", format!("the widest function takes {w} tokens"));
+        out.about(
+            "C17",
+            "program",
+            format!("the widest function takes {w} tokens"),
+        );
     }
 }
 
@@ -86,7 +106,12 @@ fn names(entries: &[&Function<'_>], out: &mut Findings) {
                 }
             }
         }
-        let states = f.graph.inputs.iter().filter(|i| f.state(i.1).is_some()).count();
+        let states = f
+            .graph
+            .inputs
+            .iter()
+            .filter(|i| f.state(i.1).is_some())
+            .count();
         if states != 0 && states != 2 {
             let message = format!("{states} states");
             out.push("K16", Severity::Warning, None, "states", message);
@@ -112,7 +137,13 @@ fn contexts(entries: &[&Function<'_>], out: &mut Findings) {
 fn apple(entries: &[&Function<'_>], out: &mut Findings) {
     let gathers: BTreeSet<usize> = entries
         .iter()
-        .filter_map(|f| f.graph.name.strip_prefix("gather_embeddings_")?.parse().ok())
+        .filter_map(|f| {
+            f.graph
+                .name
+                .strip_prefix("gather_embeddings_")?
+                .parse()
+                .ok()
+        })
         .collect();
     for f in entries {
         let name = f.graph.name;

@@ -24,7 +24,12 @@ pub(super) struct Function<'a> {
 
 impl<'a> Function<'a> {
     pub(super) fn new(m: &'a Module, graph: Graph<'a>) -> Self {
-        let ops: Vec<&Op> = m.region(graph.region).ops.iter().map(|&o| m.op(o)).collect();
+        let ops: Vec<&Op> = m
+            .region(graph.region)
+            .ops
+            .iter()
+            .map(|&o| m.op(o))
+            .collect();
         let mut defined = HashMap::new();
         let mut users: HashMap<ValueId, Vec<usize>> = HashMap::new();
         for (i, op) in ops.iter().enumerate() {
@@ -33,10 +38,13 @@ impl<'a> Function<'a> {
                 users.entry(v).or_default().push(i);
             }
         }
-        let composite = m.op(graph.op).prop("compositeDecl").and_then(|a| match m.attr(a) {
-            Attr::Opaque { name, .. } => Some(name.as_str()),
-            _ => None,
-        });
+        let composite = m
+            .op(graph.op)
+            .prop("compositeDecl")
+            .and_then(|a| match m.attr(a) {
+                Attr::Opaque { name, .. } => Some(name.as_str()),
+                _ => None,
+            });
         Self {
             m,
             graph,
@@ -113,8 +121,16 @@ impl<'a> Function<'a> {
     /// Whether a value is a weight: a constant or one decompressed from constants.
     pub(super) fn is_weight(&self, v: ValueId) -> bool {
         let v = self.source(v);
-        self.made_by(v, &["constant", "lut_to_dense", "blockwise_shift_scale", "dequantize"])
-            .is_some()
+        self.made_by(
+            v,
+            &[
+                "constant",
+                "lut_to_dense",
+                "blockwise_shift_scale",
+                "dequantize",
+            ],
+        )
+        .is_some()
     }
 
     /// Elements of a small constant as integers.
@@ -173,7 +189,10 @@ impl<'a> Function<'a> {
             return known.into_iter().map(Some).collect();
         }
         if let Some(op) = self.made_by(v, &["concat"]) {
-            return op.operands[1..].iter().flat_map(|&p| self.offsets(p)).collect();
+            return op.operands[1..]
+                .iter()
+                .flat_map(|&p| self.offsets(p))
+                .collect();
         }
         let count = self.tensor(v).and_then(TensorType::count).unwrap_or(0);
         vec![None; count.min(FEW)]

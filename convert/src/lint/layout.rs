@@ -68,7 +68,11 @@ pub(super) fn check(f: &Function<'_>, out: &mut Findings) {
             && let Some(t) = f.tensor(v)
             && (t.elem != Elem::F16 || t.encoding.is_some())
         {
-            let kind = if t.encoding.is_some() { "constrained " } else { "" };
+            let kind = if t.encoding.is_some() {
+                "constrained "
+            } else {
+                ""
+            };
             out.about("B10", "out_logits", format!("{kind}{}", t.elem.name()));
         }
     }
@@ -97,12 +101,19 @@ fn row(f: &Function<'_>, name: &str, what: &str, v: ValueId, out: &mut Findings)
     }
     let bytes = dims[dims.len() - 1] * t.elem.bits() / 8;
     if bytes % ROW != 0 {
-        out.about("B1", name, format!("{what} {dims:?} has rows of {bytes} bytes"));
+        out.about(
+            "B1",
+            name,
+            format!("{what} {dims:?} has rows of {bytes} bytes"),
+        );
     }
 }
 
 fn singleton(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
-    if matches!(base(at.1), "constant" | "lut_to_dense" | "blockwise_shift_scale") {
+    if matches!(
+        base(at.1),
+        "constant" | "lut_to_dense" | "blockwise_shift_scale"
+    ) {
         return;
     }
     for &r in &at.1.results {
@@ -119,7 +130,11 @@ fn convolution(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
         return;
     };
     if dims.len() == 4 && dims[0] > 1 {
-        out.add("B3", at, format!("reads {dims:?}: {} on the batch axis", dims[0]));
+        out.add(
+            "B3",
+            at,
+            format!("reads {dims:?}: {} on the batch axis", dims[0]),
+        );
     }
     if dims.len() == 4 && dims[2] > 1 {
         out.add("B3", at, format!("reads {dims:?}: height {}", dims[2]));
@@ -174,7 +189,10 @@ fn cache(f: &Function<'_>, name: &str, t: &TensorType, out: &mut Findings) {
             && alignments.len() == 6
             && rows % 8 == 0
             && rows >= 8 * dims[4] as i64
-            && alignments.iter().enumerate().all(|(i, &a)| i == 4 || a == 1);
+            && alignments
+                .iter()
+                .enumerate()
+                .all(|(i, &a)| i == 4 || a == 1);
         if !fits || dims[2] % 8 != 0 {
             let message = format!(
                 "{dims:?} with {backing:?}, alignments {alignments:?}, interleave {interleave:?}"

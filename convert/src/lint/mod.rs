@@ -61,8 +61,11 @@ pub fn lint(m: &Module, options: &LintOptions) -> Vec<Finding> {
     let mut out = Findings::default();
     let reached = reached(m);
     let mut finite = types::Finite::default();
-    let functions: Vec<Function<'_>> =
-        m.graphs().into_iter().map(|g| Function::new(m, g)).collect();
+    let functions: Vec<Function<'_>> = m
+        .graphs()
+        .into_iter()
+        .map(|g| Function::new(m, g))
+        .collect();
     for f in &functions {
         out.function = f.graph.name.to_owned();
         if !reached.contains(f.graph.name) {

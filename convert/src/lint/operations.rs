@@ -86,7 +86,11 @@ fn product(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
 
 /// A fused attention of `operands` operands; the fourth is a mask.
 fn fused(operands: usize, name: &str, at: Option<(usize, &Op)>, out: &mut Findings) {
-    let rules = if operands > 3 { &["C2", "K12"][..] } else { &["C2"] };
+    let rules = if operands > 3 {
+        &["C2", "K12"][..]
+    } else {
+        &["C2"]
+    };
     for &id in rules {
         let message = format!("`{name}` of {operands} operands");
         match at {
@@ -142,7 +146,11 @@ fn norm(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
         })
     });
     if f.tensor(x).is_some_and(|t| t.elem == Elem::F16) && !scaled {
-        out.add("C18", at, format!("mean of the square of {dims:?}, not scaled"));
+        out.add(
+            "C18",
+            at,
+            format!("mean of the square of {dims:?}, not scaled"),
+        );
     }
 }
 
@@ -153,9 +161,9 @@ fn mask(f: &Function<'_>, out: &mut Findings) {
     let context = f
         .input("key_cache")
         .and_then(|v| f.state(v)?.dims()?.last().copied());
-    let fits = t
-        .dims()
-        .is_some_and(|d| d.len() == 4 && d[0] == 1 && d[2] == 1 && context.is_none_or(|c| c == d[1]));
+    let fits = t.dims().is_some_and(|d| {
+        d.len() == 4 && d[0] == 1 && d[2] == 1 && context.is_none_or(|c| c == d[1])
+    });
     if t.elem != Elem::F16 || !fits {
         let message = format!("{} {:?} over {context:?} keys", t.elem.name(), t.shape);
         out.about("C4", "causal_mask", message);
@@ -165,7 +173,9 @@ fn mask(f: &Function<'_>, out: &mut Findings) {
 fn sigmoid_product(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
     let [a, b] = at.1.operands[..] else { return };
     for (x, s) in [(a, b), (b, a)] {
-        if f.made_by(s, &["sigmoid"]).is_some_and(|op| op.operands[0] == x) {
+        if f.made_by(s, &["sigmoid"])
+            .is_some_and(|op| op.operands[0] == x)
+        {
             out.add("C8", at, "x * sigmoid(x), which is SiLU".to_owned());
             out.add("K10", at, "x * sigmoid(x) is fused to SiLU".to_owned());
         }
@@ -179,9 +189,10 @@ fn log_sum(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
     let Some(exp) = sum.and_then(|op| op.operands.iter().find_map(of_exp)) else {
         return;
     };
-    let shifted = f
-        .made_by(exp.operands[0], &["sub"])
-        .is_some_and(|op| f.made_by(f.source(op.operands[1]), &["reduce_max"]).is_some());
+    let shifted = f.made_by(exp.operands[0], &["sub"]).is_some_and(|op| {
+        f.made_by(f.source(op.operands[1]), &["reduce_max"])
+            .is_some()
+    });
     if !shifted {
         out.add("K11", at, "log of a sum of exponentials".to_owned());
     }
@@ -210,7 +221,11 @@ fn stride(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
         .is_some();
     let most = if palettized { 2 } else { 3 };
     if strides.iter().any(|&s| s > most) {
-        out.add("C15", at, format!("strides {strides:?}, at most {most} here"));
+        out.add(
+            "C15",
+            at,
+            format!("strides {strides:?}, at most {most} here"),
+        );
     }
 }
 
@@ -219,7 +234,11 @@ fn argmax(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
         && is_float(t.elem)
         && t.elem.bits() < 32
     {
-        out.add("K1", at, format!("argmax of {} {:?}", t.elem.name(), t.shape));
+        out.add(
+            "K1",
+            at,
+            format!("argmax of {} {:?}", t.elem.name(), t.shape),
+        );
     }
 }
 
@@ -231,7 +250,11 @@ fn update(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
         if let Some(end) = *end
             && end > d as i64
         {
-            out.add("C14", at, format!("ends at {end} on axis {axis} of extent {d}"));
+            out.add(
+                "C14",
+                at,
+                format!("ends at {end} on axis {axis} of extent {d}"),
+            );
         }
     }
 }
@@ -239,9 +262,12 @@ fn update(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
 fn read(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
     let v = at.1.results[0];
     let constrained = f.tensor(v).is_some_and(|t| t.encoding.is_some());
-    let other = f
-        .users(v)
-        .find(|u| !matches!(base(u), "copy_discarding_constraints" | "write_handle" | "output"));
+    let other = f.users(v).find(|u| {
+        !matches!(
+            base(u),
+            "copy_discarding_constraints" | "write_handle" | "output"
+        )
+    });
     if let Some(user) = other.filter(|_| constrained) {
         out.add("C13", at, format!("read by `{}` as it is", base(user)));
     }
@@ -252,6 +278,10 @@ fn write(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
     let constrained = f.tensor(v).is_some_and(|t| t.encoding.is_some());
     let made = f.made_by(v, &["copy_with_constraints", "read_handle"]);
     if constrained && made.is_none() {
-        out.add("C13", at, "writes what no `copy_with_constraints` made".to_owned());
+        out.add(
+            "C13",
+            at,
+            "writes what no `copy_with_constraints` made".to_owned(),
+        );
     }
 }

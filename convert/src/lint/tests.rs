@@ -36,10 +36,14 @@ fn add(
     body: impl FnOnce(&mut GraphBuilder<'_>) -> Vec<(&'static str, ValueId)>,
 ) {
     let mut g = GraphBuilder::new(m, name, inputs);
-    let (tokens, outputs): (Vec<_>, Vec<_>) =
-        body(&mut g).into_iter().partition(|(name, _)| name.is_empty());
+    let (tokens, outputs): (Vec<_>, Vec<_>) = body(&mut g)
+        .into_iter()
+        .partition(|(name, _)| name.is_empty());
     let mut tokens: Vec<ValueId> = tokens.into_iter().map(|t| t.1).collect();
-    let states = inputs.iter().filter(|i| matches!(i.1, Input::State(_))).count();
+    let states = inputs
+        .iter()
+        .filter(|i| matches!(i.1, Input::State(_)))
+        .count();
     while tokens.len() < states {
         tokens.push(g.token());
     }
@@ -76,7 +80,12 @@ fn append(m: &mut Module, name: &str, operands: &[ValueId], result: TensorType) 
 fn with_op(name: &str, operands: usize) -> Module {
     let mut m = unary(&[1, 8, 1, 64], |g, x| g.sigmoid(x));
     let x = m.graphs()[0].inputs[0].1;
-    append(&mut m, name, &vec![x; operands], tensor(Elem::F16, &[1, 8, 1, 64]));
+    append(
+        &mut m,
+        name,
+        &vec![x; operands],
+        tensor(Elem::F16, &[1, 8, 1, 64]),
+    );
     m
 }
 
@@ -183,7 +192,9 @@ fn apple(gather: &str, states: [&str; 2], ids: Elem) -> Module {
         let table = g.full(Elem::F16, &[1, 64], 0.0);
         vec![("embedding_table", table)]
     });
-    add(&mut m, gather, &[("x", f16(&[1, 64]))], |g| vec![("y", g.arg(0))]);
+    add(&mut m, gather, &[("x", f16(&[1, 64]))], |g| {
+        vec![("y", g.arg(0))]
+    });
     let inputs = [
         ("transformer_input", f16(&[1, 64, 1, 64])),
         ("position_ids", Input::Tensor(tensor(ids, &[1, 64]))),
@@ -192,7 +203,9 @@ fn apple(gather: &str, states: [&str; 2], ids: Elem) -> Module {
         (states[0], cache_state(256)),
         (states[1], cache_state(256)),
     ];
-    add(&mut m, "extend_256_64", &inputs, |g| vec![("out_logits", g.arg(0))]);
+    add(&mut m, "extend_256_64", &inputs, |g| {
+        vec![("out_logits", g.arg(0))]
+    });
     m
 }
 
@@ -214,7 +227,11 @@ fn rope_composite(constrain: bool) -> Module {
     add(&mut m, "rope_gather", &inputs, |g| {
         let (ids, cos) = (g.arg(0), g.arg(1));
         let rows = g.gather_nd(cos, ids);
-        let out = if constrain { g.copy_with_constraints(rows, encoding) } else { rows };
+        let out = if constrain {
+            g.copy_with_constraints(rows, encoding)
+        } else {
+            rows
+        };
         vec![("cos", out)]
     });
     let declaration = m.add_attr(Attr::Opaque {
@@ -222,7 +239,9 @@ fn rope_composite(constrain: bool) -> Module {
         items: vec![],
     });
     let graph = m.graphs[0];
-    m.op_mut(graph).props.insert(1, ("compositeDecl", declaration));
+    m.op_mut(graph)
+        .props
+        .insert(1, ("compositeDecl", declaration));
     add(&mut m, "extend_256_64", &inputs, |g| {
         let args = [g.arg(0), g.arg(1)];
         vec![("y", g.invoke("rope_gather", &args)[0])]
@@ -237,7 +256,12 @@ fn table_input(elem: Elem, constrain: bool) -> Module {
         encoding: constrain.then_some(encoding),
         ..tensor(elem, &[64, 1, 64])
     };
-    add(&mut m, "extend_256_64", &[("embedding_table", Input::Tensor(table))], |_| vec![]);
+    add(
+        &mut m,
+        "extend_256_64",
+        &[("embedding_table", Input::Tensor(table))],
+        |_| vec![],
+    );
     m
 }
 
@@ -249,7 +273,11 @@ fn lookup(constant: bool, elem: Elem) -> Module {
     program(&inputs, |g| {
         let positions = g.arg(0);
         let values: Vec<f32> = (0..256 * 64).map(|i| (i % 7) as f32).collect();
-        let table = if constant { g.f16s(&values, &[256, 64]) } else { g.arg(1) };
+        let table = if constant {
+            g.f16s(&values, &[256, 64])
+        } else {
+            g.arg(1)
+        };
         vec![("y", g.gather_nd(table, positions))]
     })
 }
@@ -304,7 +332,10 @@ fn with_blob(len: u64) -> Module {
 
 fn named_function(name: &str) -> Module {
     let mut m = Module::default();
-    let states = [("key_cache", cache_state(256)), ("value_cache", cache_state(256))];
+    let states = [
+        ("key_cache", cache_state(256)),
+        ("value_cache", cache_state(256)),
+    ];
     add(&mut m, name, &states, |_| vec![]);
     m
 }
@@ -346,7 +377,11 @@ fn compare(elem: Elem) -> Module {
 fn log_sum_exp(shift: bool) -> Module {
     unary(&[1, 8, 1, 64], |g, x| {
         let top = g.reduce_max(x, &[1]);
-        let x = if shift { g.broadcasting("sub", x, top) } else { x };
+        let x = if shift {
+            g.broadcasting("sub", x, top)
+        } else {
+            x
+        };
         let e = g.unary("exp", x);
         let sum = g.reduce_sum(e, &[1]);
         g.unary("log", sum)
@@ -365,7 +400,11 @@ fn cases() -> Vec<(&'static str, Module, Module)> {
     let swap = [0, 2, 1, 3];
     let last = [0, 1, 3, 2];
     vec![
-        ("A1", unary(&wide, |g, x| g.reshape(x, &[1, 1, 8, 1, 1, 64])), palettized(4, |_, _| ())),
+        (
+            "A1",
+            unary(&wide, |g, x| g.reshape(x, &[1, 1, 8, 1, 1, 64])),
+            palettized(4, |_, _| ()),
+        ),
         ("A2", unary(&wide, cast_twice), plain()),
         (
             "A3",
@@ -392,7 +431,11 @@ fn cases() -> Vec<(&'static str, Module, Module)> {
             }),
         ),
         ("A8", with_op("dataflow.while_v1", 1), plain()),
-        ("B1", unary(&[1, 8, 1, 16], |g, x| g.relu(x)), unary(&[1, 8, 1, 32], |g, x| g.relu(x))),
+        (
+            "B1",
+            unary(&[1, 8, 1, 16], |g, x| g.relu(x)),
+            unary(&[1, 8, 1, 32], |g, x| g.relu(x)),
+        ),
         (
             "B2",
             unary(&wide, |g, x| g.reshape(x, &[1, 8, 64, 1])),
@@ -428,7 +471,11 @@ fn cases() -> Vec<(&'static str, Module, Module)> {
             },
             constrained_use(true),
         ),
-        ("B7", table_input(Elem::F16, false), table_input(Elem::Si8, true)),
+        (
+            "B7",
+            table_input(Elem::F16, false),
+            table_input(Elem::Si8, true),
+        ),
         ("B8", rope_composite(false), rope_composite(true)),
         (
             "B10",
@@ -485,14 +532,32 @@ fn cases() -> Vec<(&'static str, Module, Module)> {
             "C15",
             unary(&[1, 8, 8, 64], |g, x| {
                 let stride = [4, 4];
-                dense_conv(g, x, Conv2d { stride, ..Conv2d::default() })
+                dense_conv(
+                    g,
+                    x,
+                    Conv2d {
+                        stride,
+                        ..Conv2d::default()
+                    },
+                )
             }),
             unary(&[1, 8, 8, 64], |g, x| {
                 let stride = [3, 3];
-                dense_conv(g, x, Conv2d { stride, ..Conv2d::default() })
+                dense_conv(
+                    g,
+                    x,
+                    Conv2d {
+                        stride,
+                        ..Conv2d::default()
+                    },
+                )
             }),
         ),
-        ("C17", named_function("extend_256_16"), named_function("extend_256_64")),
+        (
+            "C17",
+            named_function("extend_256_16"),
+            named_function("extend_256_64"),
+        ),
         (
             "C18",
             unary(&wide, |g, x| rms(g, x, 1, None)),
@@ -526,18 +591,38 @@ fn cases() -> Vec<(&'static str, Module, Module)> {
         ("D8", with_blob(3_000_000_000), with_blob(1_000_000_000)),
         (
             "E1",
-            apple("gather_embeddings_8", ["key_cache", "value_cache"], Elem::Ui16),
-            apple("gather_embeddings_64", ["key_cache", "value_cache"], Elem::Ui16),
+            apple(
+                "gather_embeddings_8",
+                ["key_cache", "value_cache"],
+                Elem::Ui16,
+            ),
+            apple(
+                "gather_embeddings_64",
+                ["key_cache", "value_cache"],
+                Elem::Ui16,
+            ),
         ),
         (
             "E2",
             apple("gather_embeddings_64", ["k_cache", "v_cache"], Elem::Ui16),
-            apple("gather_embeddings_64", ["key_cache", "value_cache"], Elem::Ui16),
+            apple(
+                "gather_embeddings_64",
+                ["key_cache", "value_cache"],
+                Elem::Ui16,
+            ),
         ),
         (
             "E3",
-            apple("gather_embeddings_64", ["key_cache", "value_cache"], Elem::Si32),
-            apple("gather_embeddings_64", ["key_cache", "value_cache"], Elem::Ui16),
+            apple(
+                "gather_embeddings_64",
+                ["key_cache", "value_cache"],
+                Elem::Si32,
+            ),
+            apple(
+                "gather_embeddings_64",
+                ["key_cache", "value_cache"],
+                Elem::Ui16,
+            ),
         ),
         (
             "K1",
@@ -574,7 +659,11 @@ fn cases() -> Vec<(&'static str, Module, Module)> {
             with_op("scaled_dot_product_attention_v1", 4),
             with_op("scaled_dot_product_attention_v1", 3),
         ),
-        ("K15", compiled_by("coreai-torch 0.4.0"), compiled_by("coreai-torch 0.4.3")),
+        (
+            "K15",
+            compiled_by("coreai-torch 0.4.0"),
+            compiled_by("coreai-torch 0.4.3"),
+        ),
         ("K16", renamed_outputs("y"), renamed_outputs("z")),
         (
             "K19",
@@ -601,7 +690,10 @@ fn every_rule_fires_on_what_breaks_it_and_not_on_its_twin() {
             hits[0].severity
         );
         let found = lint(&good, &LintOptions::default());
-        assert!(of(&found, id).is_empty(), "{id} fires on its good twin: {found:#?}");
+        assert!(
+            of(&found, id).is_empty(),
+            "{id} fires on its good twin: {found:#?}"
+        );
     }
 }
 
@@ -612,7 +704,11 @@ fn every_static_rule_has_a_case_and_identifiers_are_unique() {
     assert_eq!(known.len(), RULES.len());
     for rule in RULES.iter().filter(|r| r.checked == Checked::Statically) {
         // The command sees symlinks, a program does not.
-        assert!(covered.contains(rule.id) || rule.id == "K14", "{} has no case", rule.id);
+        assert!(
+            covered.contains(rule.id) || rule.id == "K14",
+            "{} has no case",
+            rule.id
+        );
     }
 }
 
@@ -669,9 +765,15 @@ fn allowed_rules_are_left_out() {
 #[test]
 fn the_mask_covers_the_keys_of_the_cache() {
     let with = |keys: usize| {
-        let inputs = [("causal_mask", f16(&[1, keys, 1, 64])), ("key_cache", cache_state(256))];
+        let inputs = [
+            ("causal_mask", f16(&[1, keys, 1, 64])),
+            ("key_cache", cache_state(256)),
+        ];
         program(&inputs, |_| vec![])
     };
     assert!(of(&lint(&with(256), &LintOptions::default()), "C4").is_empty());
-    assert_eq!(of(&lint(&with(512), &LintOptions::default()), "C4").len(), 1);
+    assert_eq!(
+        of(&lint(&with(512), &LintOptions::default()), "C4").len(),
+        1
+    );
 }

@@ -76,20 +76,18 @@ fn input(f: &Function<'_>, name: &str, t: &TensorType, out: &mut Findings) {
     }
 }
 
-fn result(
-    f: &Function<'_>,
-    at: (usize, &Op),
-    v: ValueId,
-    t: &TensorType,
-    out: &mut Findings,
-) {
+fn result(f: &Function<'_>, at: (usize, &Op), v: ValueId, t: &TensorType, out: &mut Findings) {
     let only_read_by = |name: &str| f.users(v).all(|u| base(u) == name);
     let constant = base(at.1) == "constant";
     if t.shape.len() > MAX_RANK && !(constant && only_read_by("lut_to_dense")) {
         out.add("A1", at, format!("result of {} axes", t.shape.len()));
     }
     if t.shape.contains(&DYNAMIC) {
-        out.add("A5", at, format!("result of dynamic shape {:?}", spelled(t)));
+        out.add(
+            "A5",
+            at,
+            format!("result of dynamic shape {:?}", spelled(t)),
+        );
     }
     if is_float(t.elem) && t.elem != Elem::F16 {
         let message = format!("{} {:?}", t.elem.name(), spelled(t));
@@ -103,7 +101,11 @@ fn result(
         }
     } else if is_integer(t.elem) && t.elem.bits() >= 32 && t.count().is_none_or(|n| n > MAX_INDICES)
     {
-        let message = format!("{} {:?} is no shape, offset or id", t.elem.name(), spelled(t));
+        let message = format!(
+            "{} {:?} is no shape, offset or id",
+            t.elem.name(),
+            spelled(t)
+        );
         out.add("A2", at, message);
     } else if is_integer(t.elem) && t.elem.bits() < 8 && !only_read_by("lut_to_dense") {
         let by_scale = only_read_by("blockwise_shift_scale");
@@ -150,7 +152,11 @@ fn constant(f: &Function<'_>, at: (usize, &Op), finite: &mut Finite, out: &mut F
         .entry((value, t.elem))
         .or_insert_with(|| first_non_finite(f.m, t.elem, f.m.attr(value)));
     if let Some(index) = bad {
-        out.add("C4", at, format!("element {index} of the constant is not finite"));
+        out.add(
+            "C4",
+            at,
+            format!("element {index} of the constant is not finite"),
+        );
     }
 }
 
@@ -170,16 +176,26 @@ fn cast(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
     if is_integer(a.elem)
         && is_float(b.elem)
         && let Some(before) = f.made_by(from, &["cast"])
-        && f.tensor(before.operands[0]).is_some_and(|t| is_float(t.elem))
+        && f.tensor(before.operands[0])
+            .is_some_and(|t| is_float(t.elem))
     {
-        out.add("K8", at, "back to float right after a cast to integer".to_owned());
+        out.add(
+            "K8",
+            at,
+            "back to float right after a cast to integer".to_owned(),
+        );
     }
     if a.elem == Elem::Bool
         && is_float(b.elem)
         && let Some(compared) = f.made_by(f.source(from), &["equal", "not_equal", "greater"])
-        && f.tensor(compared.operands[0]).is_some_and(|t| is_integer(t.elem))
+        && f.tensor(compared.operands[0])
+            .is_some_and(|t| is_integer(t.elem))
     {
-        out.add("K9", at, "a comparison of integers cast to float".to_owned());
+        out.add(
+            "K9",
+            at,
+            "a comparison of integers cast to float".to_owned(),
+        );
     }
     if is_float(b.elem) && f.made_by(f.source(from), &["argmax"]).is_some() {
         let message = format!("an argmax cast to {} aborts", b.elem.name());
@@ -190,9 +206,7 @@ fn cast(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
 fn subnormal(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
     for &v in &at.1.operands {
         let Some(values) = f.floats(v) else { continue };
-        let tiny = values
-            .iter()
-            .find(|x| **x != 0.0 && x.abs() < MIN_NORMAL);
+        let tiny = values.iter().find(|x| **x != 0.0 && x.abs() < MIN_NORMAL);
         if let Some(x) = tiny
             && f.tensor(v).is_some_and(|t| t.elem == Elem::F16)
         {
@@ -205,6 +219,12 @@ fn subnormal(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
 fn spelled(t: &TensorType) -> Vec<String> {
     t.shape
         .iter()
-        .map(|&d| if d == DYNAMIC { "?".into() } else { d.to_string() })
+        .map(|&d| {
+            if d == DYNAMIC {
+                "?".into()
+            } else {
+                d.to_string()
+            }
+        })
         .collect()
 }

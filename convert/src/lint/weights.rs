@@ -48,10 +48,17 @@ fn table(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
         out.add("D1", at, format!("{bits}-bit palette"));
     }
     if tdims[1..rank].iter().any(|&d| d != 1) || tdims[rank + 1] != 1 {
-        out.add("D1", at, format!("table {tdims:?} has blocks along the input or vectors"));
+        out.add(
+            "D1",
+            at,
+            format!("table {tdims:?} has blocks along the input or vectors"),
+        );
     }
     for user in f.users(at.1.results[0]) {
-        let weight = matches!(base(user), "conv2d" | "batch_matmul" | "transpose" | "reshape");
+        let weight = matches!(
+            base(user),
+            "conv2d" | "batch_matmul" | "transpose" | "reshape"
+        );
         if !weight {
             out.add("D3", at, format!("palettized operand of `{}`", base(user)));
         }
@@ -66,7 +73,11 @@ fn scales(f: &Function<'_>, at: (usize, &Op), out: &mut Findings) {
         return;
     }
     if scale.iter().skip(1).any(|&d| d != 1) {
-        out.add("D1", at, format!("{} with scales {scale:?}", data.elem.name()));
+        out.add(
+            "D1",
+            at,
+            format!("{} with scales {scale:?}", data.elem.name()),
+        );
     }
 }
 

@@ -14,9 +14,22 @@
 //! gets there by transposing every head's queries, scores and values; with
 //! `[d, w]` queries and `[d, C]` caches only the keys are transposed, once per
 //! layer, and the outputs concatenate to `[1, H*d, 1, w]` as they are.
+//!
+//! Above a context of 4096 that form's `[1, C, H, w]` scores get too tall, and one
+//! softmax per key group over the last axis takes its place; `R = H / G` heads share
+//! a group's keys:
+//!
+//! ```text
+//! q_g [1,1,R*w,d]   k_g [1,1,d,C]   v_g [1,1,C,d]
+//! s_g = q_g k_g / sqrt(d) + mask    [1,R,w,C]
+//! o_g = softmax over C of s_g, v_g  [1,1,R*w,d]
+//! ```
+//!
+//! Here the values are transposed once per layer, and queries and outputs, which are
+//! small, once each.
 
 use anemone_schemas::aimodel::build::GraphBuilder;
-use anemone_schemas::aimodel::ir::ValueId;
+use anemone_schemas::aimodel::ir::{AttrId, ValueId};
 
 use super::Shape;
 
@@ -37,24 +50,37 @@ struct Cache {
     handle: ValueId,
     current: ValueId,
     token: ValueId,
+    constraints: Option<AttrId>,
 }
 
 impl Cache {
-    fn open(g: &mut GraphBuilder<'_>, handle: ValueId) -> Self {
+    fn open(g: &mut GraphBuilder<'_>, handle: ValueId, constraints: Option<AttrId>) -> Self {
         let token = g.token();
-        let (current, token) = g.read_handle(handle, token);
-        Self {
+        let mut cache = Self {
             handle,
-            current,
+            current: handle,
             token,
+            constraints,
+        };
+        cache.read(g);
+        cache
+    }
+
+    fn read(&mut self, g: &mut GraphBuilder<'_>) {
+        (self.current, self.token) = g.read_handle(self.handle, self.token);
+        if self.constraints.is_some() {
+            self.current = g.copy_discarding_constraints(self.current);
         }
     }
 
     /// Writes `rows` (`[1,1,K,1,w]`) of a layer at `start..end` and reads back.
     fn update(&mut self, g: &mut GraphBuilder<'_>, start: ValueId, end: ValueId, rows: ValueId) {
-        let new = g.slice_update(self.current, start, end, rows);
-        let token = g.write_handle(self.handle, new, self.token);
-        (self.current, self.token) = g.read_handle(self.handle, token);
+        let mut new = g.slice_update(self.current, start, end, rows);
+        if let Some(constraints) = self.constraints {
+            new = g.copy_with_constraints(new, constraints);
+        }
+        self.token = g.write_handle(self.handle, new, self.token);
+        self.read(g);
     }
 
     /// The cache of one layer as `[1, K, 1, C]`.
@@ -72,15 +98,21 @@ impl<'a> Context<'a> {
         let (cos, sin, step, mask) = (g.arg(1), g.arg(2), g.arg(3), g.arg(4));
         let (key_handle, value_handle) = (g.arg(5), g.arg(6));
         let width = g.i32s(&[shape.width as i32]);
+        let row = shape.forms.attention.is_row(shape.context);
+        let constraints = shape.cache_constraints;
         Self {
             shape,
             cos: g.transpose(cos, &[0, 1, 3, 2]),
             sin: g.transpose(sin, &[0, 1, 3, 2]),
-            mask,
+            mask: if row {
+                g.transpose(mask, &[0, 2, 3, 1])
+            } else {
+                mask
+            },
             step,
             step_end: g.binary("add", step, width),
-            keys: Cache::open(g, key_handle),
-            values: Cache::open(g, value_handle),
+            keys: Cache::open(g, key_handle, constraints),
+            values: Cache::open(g, value_handle, constraints),
         }
     }
 
@@ -119,20 +151,35 @@ impl<'a> Context<'a> {
         [q, k, v]: [ValueId; 3],
     ) -> ValueId {
         let spec = self.shape.spec;
-        let (c, w) = (self.shape.context, self.shape.width);
-        let (heads, groups, d) = (spec.heads, spec.kv_heads, spec.head_dim);
-        let channels = groups * d;
+        let (groups, d, c) = (spec.kv_heads, spec.head_dim, self.shape.context);
         self.write(g, layer, k, v);
-        let keys = self.keys.layer(g, layer, channels, c);
-        let keys = g.reshape(keys, &[1, groups, d, c]);
-        let keys = g.transpose(keys, &[0, 1, 3, 2]);
-        let keys = g.split(keys, 1, &vec![1; groups]);
-        let values = self.values.layer(g, layer, channels, c);
-        let values = g.reshape(values, &[1, groups, d, c]);
-        let values = g.split(values, 1, &vec![1; groups]);
-
         let scale = g.f16_scalar((d as f32).sqrt().recip());
         let q = g.broadcasting("mul", q, scale);
+        let [keys, values] = [&self.keys, &self.values].map(|cache| {
+            let one = cache.layer(g, layer, groups * d, c);
+            g.reshape(one, &[1, groups, d, c])
+        });
+        if self.shape.forms.attention.is_row(c) {
+            self.by_rows(g, q, keys, values)
+        } else {
+            self.by_channels(g, q, keys, values)
+        }
+    }
+
+    /// One product per head, one softmax over the channel axis.
+    fn by_channels(
+        &self,
+        g: &mut GraphBuilder<'_>,
+        q: ValueId,
+        keys: ValueId,
+        values: ValueId,
+    ) -> ValueId {
+        let spec = self.shape.spec;
+        let (c, w) = (self.shape.context, self.shape.width);
+        let (heads, groups, d) = (spec.heads, spec.kv_heads, spec.head_dim);
+        let keys = g.transpose(keys, &[0, 1, 3, 2]);
+        let keys = g.split(keys, 1, &vec![1; groups]);
+        let values = g.split(values, 1, &vec![1; groups]);
         let queries = g.split(q, 1, &vec![1; heads]);
         let scores: Vec<ValueId> = queries
             .iter()
@@ -155,6 +202,41 @@ impl<'a> Context<'a> {
             })
             .collect();
         let merged = g.concat(1, &outputs);
+        g.reshape(merged, &[1, heads * d, 1, w])
+    }
+
+    /// One product and one softmax over the last axis per key group.
+    fn by_rows(
+        &self,
+        g: &mut GraphBuilder<'_>,
+        q: ValueId,
+        keys: ValueId,
+        values: ValueId,
+    ) -> ValueId {
+        let spec = self.shape.spec;
+        let (c, w) = (self.shape.context, self.shape.width);
+        let (heads, groups, d) = (spec.heads, spec.kv_heads, spec.head_dim);
+        let shared = heads / groups;
+        let each = vec![1; groups];
+        let q = g.transpose(q, &[0, 1, 3, 2]);
+        let q = g.reshape(q, &[1, groups, shared * w, d]);
+        let queries = g.split(q, 1, &each);
+        let keys = g.split(keys, 1, &each);
+        let values = g.transpose(values, &[0, 1, 3, 2]);
+        let values = g.split(values, 1, &each);
+        let outputs: Vec<ValueId> = (0..groups)
+            .map(|group| {
+                let scores = g.batch_matmul(queries[group], keys[group]);
+                let scores = g.reshape(scores, &[1, shared, w, c]);
+                let scores = g.broadcasting("add", scores, self.mask);
+                let weights = g.softmax(scores, 3);
+                let weights = g.reshape(weights, &[1, 1, shared * w, c]);
+                g.batch_matmul(weights, values[group])
+            })
+            .collect();
+        let merged = g.concat(1, &outputs);
+        let merged = g.reshape(merged, &[1, heads, w, d]);
+        let merged = g.transpose(merged, &[0, 1, 3, 2]);
         g.reshape(merged, &[1, heads * d, 1, w])
     }
 

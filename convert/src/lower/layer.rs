@@ -6,30 +6,47 @@ use anemone_schemas::aimodel::ir::ValueId;
 use super::attention::Context;
 use super::weights::LinearWeights;
 
+/// Smallest positive f16, `2^-24`.
+const SMALLEST_F16: f64 = 1.0 / 16_777_216.0;
+
+/// A norm's weight, and by how many powers of two its input is scaled down.
+pub(super) struct NormWeights {
+    pub(super) weight: Vec<f32>,
+    pub(super) shift: u32,
+}
+
 /// The weights of one decoder layer, registered with a module.
 pub(super) struct LayerWeights {
-    pub(super) input_norm: Vec<f32>,
+    pub(super) input_norm: NormWeights,
     pub(super) q: LinearWeights,
     pub(super) k: LinearWeights,
     pub(super) v: LinearWeights,
     pub(super) o: LinearWeights,
-    pub(super) q_norm: Vec<f32>,
-    pub(super) k_norm: Vec<f32>,
-    pub(super) post_norm: Vec<f32>,
+    pub(super) q_norm: NormWeights,
+    pub(super) k_norm: NormWeights,
+    pub(super) post_norm: NormWeights,
     pub(super) gate: LinearWeights,
     pub(super) up: LinearWeights,
     pub(super) down: LinearWeights,
 }
 
 /// RMSNorm over `axis` of a rank-4 value, with one weight per place on that axis:
-/// `x * rsqrt(mean(x^2) + eps) * weight`.
+/// `x * rsqrt(mean(x^2) + eps) * weight`, for `x` and `eps` scaled as
+/// [`super::Prescale`] says.
 pub(super) fn rms_norm(
     g: &mut GraphBuilder<'_>,
-    x: ValueId,
+    mut x: ValueId,
     axis: usize,
-    weight: &[f32],
-    eps: f64,
+    norm: &NormWeights,
+    mut eps: f64,
 ) -> ValueId {
+    if norm.shift > 0 {
+        let scale = (-f64::from(norm.shift)).exp2();
+        let factor = g.f16_scalar(scale as f32);
+        x = g.broadcasting("mul", x, factor);
+        // An epsilon of zero would turn a row of zeros into NaN.
+        eps = (eps * scale * scale).max(SMALLEST_F16);
+    }
     let square = g.binary("mul", x, x);
     let mean = g.reduce_mean(square, &[axis]);
     let eps = g.f16_scalar(eps as f32);
@@ -37,8 +54,8 @@ pub(super) fn rms_norm(
     let inverse = g.unary("rsqrt", shifted);
     let normed = g.broadcasting("mul", x, inverse);
     let mut shape = [1; 4];
-    shape[axis] = weight.len();
-    let weight = g.f16s(weight, &shape);
+    shape[axis] = norm.weight.len();
+    let weight = g.f16s(&norm.weight, &shape);
     g.broadcasting("mul", normed, weight)
 }
 

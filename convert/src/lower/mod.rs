@@ -17,28 +17,37 @@
 //! | `key_cache`, `value_cache` | state `f16[L,1,K,1,C]` | rotated keys, and values |
 //! | `out_hidden` | `f16[1,w,1,D]` | hidden states after the last layer (not in the last chunk) |
 //! | `tap_{l}` | `f16[1,w,1,D]` | hidden states after layer `l` |
-//! | `out_ids` | `ui32[1,1,1,w]` | argmax of the logits (last chunk) |
-//! | `out_logits` | `f16[1,V,1,w]` | logits (last chunk's `logits_{C}_{w}` functions only) |
+//! | `out_ids` | `ui32[1,1,1,w]` | first of the largest logits (last chunk) |
+//! | `out_logits` | `f16[1,V,1,w]` | logits (last chunk's `logits_{C}_{w}` functions, and all with [`ArgmaxForm::Host`]) |
 //!
 //! Positions come in only through `rope_cos`/`rope_sin`, slots only through
 //! `in_step`, and who sees whom only through the mask: a row's position need not
 //! be its slot, which is what token trees need.
 
 mod attention;
+mod forms;
+mod head;
 mod layer;
 mod plan;
+mod size;
 mod weights;
 
-pub use plan::{ChunkPlan, TargetPlan, function_name, plan_chunks};
-pub use weights::StoreWeights;
+#[cfg(test)]
+mod tests;
+
+pub use forms::{
+    ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
+};
+pub use plan::{ChunkPlan, Chunks, TargetPlan, function_name, plan_chunks};
+pub use size::{ChunkSize, Shapes, chunk_size};
+pub use weights::{StoreWeights, WeightSource};
 
 use anemone_schemas::aimodel::build::{GraphBuilder, Input};
-use anemone_schemas::aimodel::ir::{Elem, Module, TensorType, ValueId};
+use anemone_schemas::aimodel::ir::{Attr, AttrId, Backing, Elem, Module, TensorType, ValueId};
 use anemone_schemas::spec::ModelSpec;
-use anemone_schemas::store::Store;
 
 use self::layer::LayerWeights;
-use self::weights::{ChunkWeights, HeadWeights};
+use self::weights::ChunkWeights;
 use crate::error::Error;
 
 /// Additive mask of a hidden key: finite, since the engine mishandles infinities,
@@ -48,8 +57,11 @@ pub const MASK_VALUE: f32 = -40000.0;
 /// What every function of a chunk is built from.
 struct Shape<'a> {
     spec: &'a ModelSpec,
+    forms: &'a Forms,
     context: usize,
     width: usize,
+    /// Hardware constraints of the caches, if any.
+    cache_constraints: Option<AttrId>,
 }
 
 /// Builds the program of one chunk: a function for every context and width, over
@@ -57,15 +69,23 @@ struct Shape<'a> {
 ///
 /// # Errors
 /// If the store lacks a tensor or one has the wrong shape.
-pub fn lower_chunk(store: &Store, plan: &TargetPlan, chunk: &ChunkPlan) -> Result<Module, Error> {
+pub fn lower_chunk(
+    source: &dyn WeightSource,
+    plan: &TargetPlan,
+    chunk: &ChunkPlan,
+) -> Result<Module, Error> {
     let mut module = Module::default();
-    let weights = ChunkWeights::register(&mut module, store, &plan.spec, chunk)?;
+    let (spec, forms) = (&plan.spec, &plan.forms);
+    let weights = ChunkWeights::register(&mut module, source, spec, &forms.prescale, chunk)?;
+    let cache_constraints = cache_constraints(&mut module, plan)?;
     for &context in &plan.contexts {
         for &width in &plan.widths {
             let shape = Shape {
-                spec: &plan.spec,
+                spec,
+                forms,
                 context,
                 width,
+                cache_constraints,
             };
             lower_function(&mut module, &shape, chunk, &weights, false);
             if plan.with_logits && chunk.head {
@@ -74,6 +94,28 @@ pub fn lower_chunk(store: &Store, plan: &TargetPlan, chunk: &ChunkPlan) -> Resul
         }
     }
     Ok(module)
+}
+
+/// The constraint under which Apple's exporter keeps caches: eight channels
+/// interleaved as the innermost axis, and rows of eight times the longest context in
+/// every function, so that a shorter context is a view of the same buffer.
+fn cache_constraints(module: &mut Module, plan: &TargetPlan) -> Result<Option<AttrId>, Error> {
+    const INTERLEAVE: i64 = 8;
+    if plan.forms.cache_layout == CacheLayout::Plain {
+        return Ok(None);
+    }
+    let channels = plan.spec.kv_heads * plan.spec.head_dim;
+    if channels % INTERLEAVE as usize != 0 {
+        return Err(Error::usage(format!(
+            "interleaved caches need a multiple of {INTERLEAVE} channels, the model has {channels}"
+        )));
+    }
+    let longest = plan.contexts.iter().max().copied().unwrap_or(0) as i64;
+    Ok(Some(module.add_attr(Attr::HwConstraints {
+        alignments: vec![1, 1, 1, 1, INTERLEAVE * longest, 1],
+        interleave: vec![1, 1, INTERLEAVE, 1, 1],
+        backing: Backing::IoSurface,
+    })))
 }
 
 fn lower_function(
@@ -85,7 +127,10 @@ fn lower_function(
 ) {
     let (spec, w, c) = (shape.spec, shape.width, shape.context);
     let f16 = |dims: &[usize]| TensorType::new(Elem::F16, dims);
-    let cache = f16(&[chunk.layers.len(), 1, spec.kv_heads * spec.head_dim, 1, c]);
+    let cache = TensorType {
+        encoding: shape.cache_constraints,
+        ..f16(&[chunk.layers.len(), 1, spec.kv_heads * spec.head_dim, 1, c])
+    };
     let name = if logits {
         format!("logits_{c}_{w}")
     } else {
@@ -119,12 +164,12 @@ fn lower_function(
         }
     }
     match &weights.head {
-        Some(head) => {
-            let scores = lower_head(&mut g, spec, head, x);
-            if logits {
-                outputs.push(("out_logits".into(), scores));
+        Some(weights) => {
+            let scores = head::scores(&mut g, weights, spec.rms_eps, x);
+            if logits || shape.forms.argmax == ArgmaxForm::Host {
+                outputs.push(("out_logits".into(), head::logits(&mut g, &scores)));
             } else {
-                let ids = g.argmax(scores, 1);
+                let ids = head::choose(&mut g, shape.forms, &scores);
                 outputs.push(("out_ids".into(), ids));
             }
         }
@@ -136,15 +181,4 @@ fn lower_function(
     let tokens = ctx.close();
     let named: Vec<(&str, ValueId)> = outputs.iter().map(|(n, v)| (n.as_str(), *v)).collect();
     g.finish(&named, &tokens);
-}
-
-/// Final norm and output layer: `[1, D, 1, w]` to logits `[1, V, 1, w]`.
-fn lower_head(
-    g: &mut GraphBuilder<'_>,
-    spec: &ModelSpec,
-    head: &HeadWeights,
-    x: ValueId,
-) -> ValueId {
-    let normed = layer::rms_norm(g, x, 1, &head.norm, spec.rms_eps);
-    head.linear.conv(g, normed)
 }

@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use anemone_schemas::spec::ModelSpec;
 
+use super::forms::Forms;
+use super::size::chunk_size;
+use super::weights::WeightSource;
 use crate::error::Error;
 
 /// Longest context exported. At 32768 the engine's compiler fails and Core AI
@@ -36,6 +39,17 @@ pub struct TargetPlan {
     pub widths: Vec<usize>,
     /// Whether the last chunk also has `logits_{C}_{w}` functions.
     pub with_logits: bool,
+    /// The forms of the graph.
+    pub forms: Forms,
+}
+
+/// How many chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunks {
+    /// This many.
+    Count(usize),
+    /// As few as keep every program file within this many bytes.
+    MaxBytes(u64),
 }
 
 /// Name of the function for a context and a width.
@@ -56,12 +70,6 @@ pub fn plan_chunks(
     taps: &[usize],
     with_logits: bool,
 ) -> Result<TargetPlan, Error> {
-    if chunks == 0 || chunks > spec.layers {
-        return Err(Error::usage(format!(
-            "{chunks} chunks for {} layers",
-            spec.layers
-        )));
-    }
     if max_context > MAX_CONTEXT {
         return Err(Error::usage(format!(
             "context {max_context} is over {MAX_CONTEXT}: the engine's compiler fails on longer \
@@ -85,31 +93,79 @@ pub fn plan_chunks(
             spec.layers
         )));
     }
-    let (each, longer) = (spec.layers / chunks, spec.layers % chunks);
-    let mut next = 0;
-    let plans = (0..chunks)
-        .map(|i| {
-            let layers = next..next + each + usize::from(i < longer);
-            next = layers.end;
-            ChunkPlan {
-                taps: taps
-                    .iter()
-                    .copied()
-                    .filter(|t| layers.contains(t))
-                    .collect(),
-                head: layers.end == spec.layers,
-                layers,
-            }
-        })
-        .collect();
     let contexts = std::iter::successors(Some(MIN_CONTEXT), |c| Some(c * 2))
         .take_while(|&c| c <= max_context)
         .collect();
-    Ok(TargetPlan {
+    let mut plan = TargetPlan {
         spec: spec.clone(),
-        chunks: plans,
+        chunks: vec![ChunkPlan {
+            layers: 0..spec.layers,
+            taps: taps.to_vec(),
+            head: true,
+        }],
         contexts,
         widths: vec![16, 64],
         with_logits,
-    })
+        forms: Forms::default(),
+    };
+    plan.divide(chunks)?;
+    Ok(plan)
+}
+
+impl TargetPlan {
+    /// The plan with its layers divided otherwise.
+    ///
+    /// # Errors
+    /// If the number is out of range, or single layers are larger than allowed.
+    pub fn rechunk(mut self, chunks: Chunks, source: &dyn WeightSource) -> Result<Self, Error> {
+        let limit = match chunks {
+            Chunks::Count(n) => {
+                self.divide(n)?;
+                return Ok(self);
+            }
+            Chunks::MaxBytes(limit) => limit,
+        };
+        let mut largest = 0;
+        for n in 1..=self.spec.layers {
+            self.divide(n)?;
+            largest = 0;
+            for chunk in &self.chunks {
+                largest = largest.max(chunk_size(source, &self, chunk)?.file_bytes);
+            }
+            if largest <= limit {
+                return Ok(self);
+            }
+        }
+        Err(Error::usage(format!(
+            "no chunk may have more than {limit} bytes, but with one layer each the largest has \
+             {largest}"
+        )))
+    }
+
+    /// Runs of nearly equal length, the longer ones first.
+    fn divide(&mut self, chunks: usize) -> Result<(), Error> {
+        let layers = self.spec.layers;
+        if chunks == 0 || chunks > layers {
+            return Err(Error::usage(format!("{chunks} chunks for {layers} layers")));
+        }
+        let taps: Vec<usize> = self.chunks.iter().flat_map(|c| c.taps.clone()).collect();
+        let (each, longer) = (layers / chunks, layers % chunks);
+        let mut next = 0;
+        self.chunks = (0..chunks)
+            .map(|i| {
+                let layers = next..next + each + usize::from(i < longer);
+                next = layers.end;
+                ChunkPlan {
+                    taps: taps
+                        .iter()
+                        .copied()
+                        .filter(|t| layers.contains(t))
+                        .collect(),
+                    head: layers.end == self.spec.layers,
+                    layers,
+                }
+            })
+            .collect();
+        Ok(())
+    }
 }

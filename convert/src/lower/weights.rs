@@ -1,16 +1,44 @@
 //! Weights of a store as constants of a module, and as input of the teacher.
 
+use std::ops::Range;
+
 use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::{Blob, BlobData, BlobId, Elem, Module, TensorType, ValueId};
 use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm};
 use anemone_schemas::store::{Store, StoredLut};
 
-use super::layer::LayerWeights;
+use super::forms::{Prescale, slices};
+use super::layer::{LayerWeights, NormWeights};
 use super::plan::ChunkPlan;
 use crate::error::Error;
 
-/// A LUT matrix whose bytes the module refers to in the store.
+/// Where the lowering finds weights: a store, or shapes alone.
+pub trait WeightSource {
+    /// Where the parts of a matrix lie.
+    ///
+    /// # Errors
+    /// If there is no such matrix.
+    fn matrix(&self, name: &str) -> Result<StoredLut, Error>;
+
+    /// The weight of a norm.
+    ///
+    /// # Errors
+    /// If there is no such tensor.
+    fn norm(&self, name: &str) -> Result<Vec<f32>, Error>;
+}
+
+impl WeightSource for Store {
+    fn matrix(&self, name: &str) -> Result<StoredLut, Error> {
+        Ok(self.lut(name)?)
+    }
+
+    fn norm(&self, name: &str) -> Result<Vec<f32>, Error> {
+        Ok(self.dense_f32(name)?.1)
+    }
+}
+
+/// A run of rows of a LUT matrix whose bytes the module refers to in the store.
 pub(super) struct LinearWeights {
     rows: usize,
     cols: usize,
@@ -22,8 +50,9 @@ pub(super) struct LinearWeights {
 
 /// Final norm and output layer.
 pub(super) struct HeadWeights {
-    pub(super) norm: Vec<f32>,
-    pub(super) linear: LinearWeights,
+    pub(super) norm: NormWeights,
+    /// The output layer's rows in order.
+    pub(super) slices: Vec<LinearWeights>,
 }
 
 /// All weights of a chunk.
@@ -35,23 +64,16 @@ pub(super) struct ChunkWeights {
 impl LinearWeights {
     fn register(
         module: &mut Module,
-        store: &Store,
+        source: &dyn WeightSource,
         name: &str,
-        [rows, cols]: [usize; 2],
+        shape: [usize; 2],
     ) -> Result<Self, Error> {
-        let lut = store.lut(name)?;
-        if (lut.rows, lut.cols) != (rows, cols) {
-            return Err(Error::bad_input(format!(
-                "store matrix `{name}` is {}x{}, expected {rows}x{cols}",
-                lut.rows, lut.cols
-            )));
-        }
-        if rows % lut.group_rows != 0 {
-            return Err(Error::bad_input(format!(
-                "store matrix `{name}`: {rows} rows are no multiple of its {}-row tables",
-                lut.group_rows
-            )));
-        }
+        let lut = find(source, name, shape)?;
+        Ok(Self::rows(module, &lut, name, 0..lut.rows))
+    }
+
+    /// Rows `range` of a matrix; it starts and ends at tables.
+    fn rows(module: &mut Module, lut: &StoredLut, name: &str, range: Range<usize>) -> Self {
         let elem = match lut.bits {
             1 => Elem::Ui1,
             2 => Elem::Ui2,
@@ -60,24 +82,33 @@ impl LinearWeights {
             6 => Elem::Ui6,
             _ => Elem::Ui8,
         };
+        // A table serves a multiple of eight rows, so both parts start at whole bytes.
+        let whole = range.len() == lut.rows;
         let mut blob = |part: &str, (offset, len): (u64, u64)| {
+            let share = |rows: usize| len * rows as u64 / lut.rows as u64;
+            let start = share(range.start);
+            let key = if whole {
+                format!("{name}.{part}")
+            } else {
+                format!("{name}.{}.{part}", range.start)
+            };
             module.add_blob(Blob {
-                key: format!("{name}.{part}"),
+                key,
                 data: BlobData::File {
                     path: lut.path.clone(),
-                    offset,
-                    len,
+                    offset: offset + start,
+                    len: share(range.end) - start,
                 },
             })
         };
-        Ok(Self {
-            rows,
-            cols,
-            groups: rows / lut.group_rows,
+        Self {
+            rows: range.len(),
+            cols: lut.cols,
+            groups: range.len() / lut.group_rows,
             elem,
             indices: blob("indices", lut.indices),
             tables: blob("tables", lut.tables),
-        })
+        }
     }
 
     /// `x` `[1, cols, 1, w]` times the matrix as a 1x1 convolution.
@@ -96,28 +127,55 @@ impl LinearWeights {
     }
 }
 
+/// The matrix `name`, of the right shape and with whole tables.
+fn find(
+    source: &dyn WeightSource,
+    name: &str,
+    [rows, cols]: [usize; 2],
+) -> Result<StoredLut, Error> {
+    let lut = source.matrix(name)?;
+    if (lut.rows, lut.cols) != (rows, cols) {
+        return Err(Error::bad_input(format!(
+            "store matrix `{name}` is {}x{}, expected {rows}x{cols}",
+            lut.rows, lut.cols
+        )));
+    }
+    if lut.group_rows % 8 != 0 || rows % lut.group_rows != 0 {
+        return Err(Error::bad_input(format!(
+            "store matrix `{name}`: {rows} rows in tables of {}, expected whole tables of a \
+             multiple of 8 rows",
+            lut.group_rows
+        )));
+    }
+    Ok(lut)
+}
+
 impl ChunkWeights {
-    /// Registers every weight of `chunk` with `module`; no weight is read.
+    /// Registers every weight of `chunk` with `module`; no matrix is read.
     pub(super) fn register(
         module: &mut Module,
-        store: &Store,
+        source: &dyn WeightSource,
         spec: &ModelSpec,
+        prescale: &Prescale,
         chunk: &ChunkPlan,
     ) -> Result<Self, Error> {
-        let norm = |name: &str, len: usize| -> Result<Vec<f32>, Error> {
-            let (_, values) = store.dense_f32(name)?;
-            if values.len() != len {
+        let norm = |name: &str, len: usize| -> Result<NormWeights, Error> {
+            let weight = source.norm(name)?;
+            if weight.len() != len {
                 return Err(Error::bad_input(format!(
                     "store tensor `{name}` has {} values, expected {len}",
-                    values.len()
+                    weight.len()
                 )));
             }
-            Ok(values)
+            Ok(NormWeights {
+                weight,
+                shift: prescale.shift(name, len == spec.hidden),
+            })
         };
         let mut layers = Vec::with_capacity(chunk.layers.len());
         for l in chunk.layers.clone() {
             let mut linear = |linear: Linear| {
-                LinearWeights::register(module, store, &linear.tensor(l), linear.shape(spec))
+                LinearWeights::register(module, source, &linear.tensor(l), linear.shape(spec))
             };
             let scale = |n: Norm| norm(&n.tensor(l), n.width(spec));
             layers.push(LayerWeights {
@@ -135,9 +193,13 @@ impl ChunkWeights {
             });
         }
         let head = if chunk.head {
+            let lut = find(source, LM_HEAD, [spec.vocab, spec.hidden])?;
             Some(HeadWeights {
                 norm: norm(FINAL_NORM, spec.hidden)?,
-                linear: LinearWeights::register(module, store, LM_HEAD, [spec.vocab, spec.hidden])?,
+                slices: slices(spec.vocab, lut.group_rows)
+                    .into_iter()
+                    .map(|rows| LinearWeights::rows(module, &lut, LM_HEAD, rows))
+                    .collect(),
             })
         } else {
             None

@@ -39,12 +39,9 @@ impl Codebook {
         &self.midpoints[group * (self.entries - 1)..][..self.entries - 1]
     }
 
-    /// The bit patterns of tables whose values are f16 already.
-    pub(super) fn f16_bits(&self) -> Vec<u16> {
+    /// All values, table after table.
+    pub(super) fn into_values(self) -> Vec<f32> {
         self.values
-            .iter()
-            .map(|&v| f16::from_f32(v).to_bits())
-            .collect()
     }
 }
 

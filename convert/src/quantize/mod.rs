@@ -11,6 +11,7 @@
 //! | [`Method::KMeansUnweighted`] | k-means | nearest value |
 //! | [`Method::KMeans`] | k-means weighted by Σx² of the column | nearest value |
 //! | [`Method::Gptq`] | the same | error feedback through the Hessian Σ x xᵀ |
+//! | [`Method::TwoSided`] | refit after GPTQ | coordinate descent after GPTQ, in the metric of the loss |
 //!
 //! Everything here is deterministic: the same inputs and settings give the same bytes,
 //! whatever the number of threads. Nothing here reads or writes files.
@@ -23,6 +24,7 @@ mod hessian;
 mod kmeans;
 mod linalg;
 mod tile;
+mod two_sided;
 
 #[cfg(test)]
 mod testing;
@@ -31,6 +33,7 @@ mod tests;
 
 use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutError, LutMatrix, LutShape};
 use anemone_schemas::store::MatrixReport;
+use half::f16;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +44,7 @@ pub use hessian::Prepared;
 use codebook::{Codebook, round_to_f16};
 use kmeans::KMeans;
 use tile::{Rounded, Tile};
+use two_sided::{OutputMetric, Refinement};
 
 /// Part of the key of stored matrices: raised whenever the same inputs and settings
 /// would give other bytes than before.
@@ -57,6 +61,9 @@ pub enum Method {
     KMeans,
     /// [`Method::KMeans`] for the tables, then rounding with error feedback.
     Gptq,
+    /// [`Method::Gptq`], then tables and codes refined together, weighted by an
+    /// [`OutputHessian`] if there is one.
+    TwoSided,
 }
 
 impl Method {
@@ -66,6 +73,7 @@ impl Method {
             Self::KMeansUnweighted => "k-means-unweighted",
             Self::KMeans => "k-means",
             Self::Gptq => "gptq",
+            Self::TwoSided => "two-sided",
         }
     }
 }
@@ -82,6 +90,12 @@ pub struct Settings {
     /// usual 0.01 fits the calibration text too closely when that has only 5 to 15 tokens per
     /// column.
     pub damping: f64,
+    /// The same for the output Hessian of [`Method::TwoSided`].
+    pub output_damping: f64,
+    /// How often [`Method::TwoSided`] refits the tables.
+    pub rounds: u32,
+    /// Most passes over the codes after each refit.
+    pub passes: u32,
 }
 
 impl Default for Settings {
@@ -90,6 +104,9 @@ impl Default for Settings {
             bits: 4,
             group_rows: DEFAULT_GROUP_ROWS,
             damping: 0.05,
+            output_damping: 0.1,
+            rounds: 2,
+            passes: 2,
         }
     }
 }
@@ -163,6 +180,15 @@ impl Calibration<'_> {
     }
 }
 
+/// Σ g gᵀ of the gradients g of the loss at the outputs of a layer, of which the diagonal
+/// blocks of each group of rows are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputHessian<'a> {
+    /// One row-major block of `group_rows * group_rows` per group, also for a last group that
+    /// has fewer rows. Only ratios matter.
+    pub blocks: &'a [f32],
+}
+
 /// Settings together with the threads that do the work.
 #[derive(Debug)]
 pub struct Quantizer {
@@ -183,11 +209,23 @@ impl Quantizer {
                 source,
             }
         })?;
-        if !(settings.damping > 0.0 && settings.damping <= 1.0) {
+        for (setting, value) in [
+            ("damping", settings.damping),
+            ("output_damping", settings.output_damping),
+        ] {
+            if !(value > 0.0 && value <= 1.0) {
+                return Err(QuantizeError::Setting {
+                    setting,
+                    value,
+                    expected: "above 0 and at most 1",
+                });
+            }
+        }
+        if settings.rounds == 0 {
             return Err(QuantizeError::Setting {
-                setting: "damping",
-                value: settings.damping,
-                expected: "above 0 and at most 1",
+                setting: "rounds",
+                value: 0.0,
+                expected: "at least 1",
             });
         }
         let pool = rayon::ThreadPoolBuilder::new()
@@ -225,35 +263,55 @@ impl Quantizer {
         let book = self
             .pool
             .install(|| kmeans_tables(matrix, shape, &prepared.weights))?;
-        Ok(book.f16_bits())
+        let values = book.into_values().into_iter();
+        Ok(values.map(|v| f16::from_f32(v).to_bits()).collect())
     }
 
-    /// Quantizes a matrix.
+    /// Quantizes a matrix. `output` is used by [`Method::TwoSided`] only.
     ///
     /// # Errors
-    /// A matrix that does not fit the calibration or has weights that are not finite or
-    /// beyond the range of f16.
+    /// A matrix or output Hessian that does not fit the calibration and settings, or
+    /// has numbers that are not finite or beyond the range of f16.
     pub fn quantize(
         &self,
         matrix: Matrix<'_>,
         prepared: &Prepared<'_>,
+        output: Option<OutputHessian<'_>>,
     ) -> Result<(LutMatrix, MatrixReport), QuantizeError> {
         let shape = self.shape(matrix, prepared)?;
-        let (book, rounded) = self.pool.install(|| {
+        let metric = OutputMetric::new(output, matrix.name, matrix.rows, &self.settings)?;
+        let (tables, rounded) = self.pool.install(|| {
             let book = kmeans_tables(matrix, shape, &prepared.weights)?;
-            let tiles = Tile::cut(matrix, shape.group_rows, false);
-            let rounded: Vec<Rounded> = tiles
+            let refine = prepared.method == Method::TwoSided;
+            let rounded: Vec<(Vec<f32>, Rounded)> = Tile::cut(matrix, shape.group_rows, refine)
                 .par_iter()
-                .map(|tile| match &prepared.rounding {
-                    Some(by) => gptq::round(tile, &book, prepared, by),
-                    None => tile.round_to_nearest(&book, &prepared.calibration),
+                .map(|tile| {
+                    let Some(by) = &prepared.rounding else {
+                        let rounded = tile.round_to_nearest(&book, &prepared.calibration);
+                        return Ok((Vec::new(), rounded));
+                    };
+                    let start = gptq::round(tile, &book, prepared, by);
+                    if !refine {
+                        return Ok((Vec::new(), start));
+                    }
+                    let mut refinement =
+                        Refinement::new(tile, &book, &start, prepared, by.damping, &metric);
+                    refinement.run(&self.settings, matrix.name)?;
+                    Ok(refinement.finish())
                 })
-                .collect();
-            Ok((book, rounded))
+                .collect::<Result<_, QuantizeError>>()?;
+            let (tables, rounded): (Vec<_>, Vec<_>) = rounded.into_iter().unzip();
+            let tables = if refine {
+                tables.concat()
+            } else {
+                book.into_values()
+            };
+            Ok((tables, rounded))
         })?;
         let report = report(matrix, prepared, &rounded);
         let codes: Vec<u8> = rounded.into_iter().flat_map(|tile| tile.codes).collect();
-        let lut = LutMatrix::from_codes(shape, book.f16_bits(), &codes)
+        let tables = tables.iter().map(|&v| f16::from_f32(v).to_bits()).collect();
+        let lut = LutMatrix::from_codes(shape, tables, &codes)
             .map_err(|source| matrix.lut_error(source))?;
         Ok((lut, report))
     }
@@ -294,7 +352,7 @@ pub fn quantize_matrix(
 ) -> Result<(LutMatrix, MatrixReport), QuantizeError> {
     let quantizer = Quantizer::new(settings, jobs)?;
     let prepared = quantizer.prepare(calibration, method)?;
-    quantizer.quantize(matrix, &prepared)
+    quantizer.quantize(matrix, &prepared, None)
 }
 
 /// One k-means table per group of rows, rounded to f16.

@@ -48,6 +48,10 @@ impl<'a> Tile<'a> {
             .collect()
     }
 
+    pub(super) fn first_row(&self) -> usize {
+        self.rows.start
+    }
+
     pub(super) fn height(&self) -> usize {
         self.rows.len()
     }

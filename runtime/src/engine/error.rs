@@ -56,7 +56,7 @@ pub enum EngineError {
         width: usize,
     },
     /// The last chunk gave no ids.
-    #[error("the last chunk has no output `out_ids` that an argmax feeds")]
+    #[error("the last chunk has neither an output `out_ids` that an argmax feeds nor `out_logits`")]
     NoIds,
     /// A call of no rows or of more than the widest function takes.
     #[error("a call of {rows} rows, expected 1 to {max}")]

@@ -129,19 +129,21 @@ impl Engine {
     }
 
     /// Logits of every token of `window`, `[window.len(), vocab]`, through the programs
-    /// that ship, from an empty cache.
+    /// that ship, from an empty cache. Rows of the output layer that the programs leave
+    /// out are `-inf`.
     ///
     /// # Errors
     /// As [`Engine::feed`].
     pub fn logits(&self, window: &[u32]) -> Result<Vec<f32>, EngineError> {
         let vocab = self.manifest.model.vocab;
-        let mut logits = vec![0.0; window.len() * vocab];
+        let mut logits = vec![f32::NEG_INFINITY; window.len() * vocab];
         let mut cache = self.cache();
         self.feed(&mut cache, window, 0, |start, step| {
             for row in 0..step.ids.len() {
                 let at = (start + row) * vocab;
                 let values = step.logits(row);
-                logits[at..at + vocab].copy_from_slice(&values[..vocab]);
+                let n = values.len().min(vocab);
+                logits[at..at + n].copy_from_slice(&values[..n]);
             }
         })?;
         Ok(logits)

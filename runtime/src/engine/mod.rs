@@ -62,16 +62,40 @@ pub struct Step {
     pub ids: Vec<u32>,
     /// Hidden states after the tapped layers, `f16[1, w, 1, D]`, by layer.
     pub taps: Vec<(usize, Tensor)>,
-    logits: Argmax,
+    scores: Scores,
 }
 
 impl Step {
-    /// The logits of a row over all rows of the output layer.
+    /// The logits of a row over the rows of the output layer, in order. Programs may
+    /// leave out those at the end that no token has.
     ///
     /// # Panics
     /// If there is no such row.
     pub fn logits(&self, row: usize) -> Vec<f32> {
-        self.logits.row(row)
+        self.scores.row(row)
+    }
+}
+
+/// The logits of a call.
+#[derive(Debug)]
+enum Scores {
+    /// What the argmax of each slice of the output layer read, in program order.
+    Slices(Vec<Argmax>),
+    /// The output of a program that leaves the choice to the host, `f16[1, V, 1, w]`.
+    Output(Tensor),
+}
+
+impl Scores {
+    fn row(&self, row: usize) -> Vec<f32> {
+        match self {
+            Self::Slices(slices) => slices.iter().flat_map(|s| s.row(row)).collect(),
+            Self::Output(tensor) => {
+                let width = tensor.shape().last().copied().unwrap_or(1);
+                let values = tensor.as_f16().unwrap_or_default();
+                let column = values.iter().skip(row).step_by(width);
+                column.map(|v| v.to_f32()).collect()
+            }
+        }
     }
 }
 
@@ -137,6 +161,25 @@ impl Engine {
         Cache::new(&self.manifest)
     }
 
+    /// An empty cache of the smallest context with at least `slots` slots.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextFull`] if no context is that large.
+    pub fn cache_for(&self, slots: usize) -> Result<Cache, EngineError> {
+        let mut cache = self.cache();
+        cache.grow(self.context_for(slots)?, &self.manifest);
+        Ok(cache)
+    }
+
+    /// The smallest context with at least `slots` slots.
+    fn context_for(&self, slots: usize) -> Result<usize, EngineError> {
+        let fits = self.manifest.contexts.iter().copied().find(|&c| c >= slots);
+        fits.ok_or(EngineError::ContextFull {
+            needed: slots,
+            max: self.max_context(),
+        })
+    }
+
     /// Takes `rows` through the model: row `i` writes slot `offset + i` and sees the
     /// slots before `offset` and the rows that [`Row::sees`] names. The cache grows to
     /// the smallest context that holds the call.
@@ -158,18 +201,7 @@ impl Engine {
                 multiple: self.manifest.offset_multiple,
             });
         }
-        let needed = offset + width;
-        let context = self
-            .manifest
-            .contexts
-            .iter()
-            .copied()
-            .find(|&c| c >= needed);
-        let context = context.ok_or(EngineError::ContextFull {
-            needed,
-            max: self.max_context(),
-        })?;
-        cache.grow(context, &self.manifest);
+        cache.grow(self.context_for(offset + width)?, &self.manifest);
         let context = cache.context();
 
         let mut x = inputs::embed(&self.manifest, &self.embedding, rows, width)?;
@@ -182,7 +214,7 @@ impl Engine {
             keep_argmax_inputs: true,
         };
         let mut taps = Vec::new();
-        let mut last = None;
+        let (mut ids, mut scores) = (None, None);
         for (i, chunk) in self.chunks.iter().enumerate() {
             let [keys, values] = cache.states(i);
             let outcome = chunk.plan(context, width)?.run_with(
@@ -202,36 +234,38 @@ impl Engine {
                 } else if name == "out_hidden" {
                     x = tensor;
                 } else if name == "out_ids" {
-                    last = Some((tensor, outcome.argmax.first().cloned()));
+                    ids = Some(tensor);
+                } else if name == "out_logits" {
+                    scores = Some(Scores::Output(tensor));
                 }
             }
-        }
-        let Some((ids, Some(logits))) = last else {
-            return Err(EngineError::NoIds);
-        };
-        let Data::U32(ids) = ids.data() else {
-            return Err(EngineError::NoIds);
-        };
-        let ids = ids.iter().take(rows.len()).enumerate();
-        let ids = ids.map(|(row, &id)| self.known(id, row, &logits)).collect();
-        Ok(Step { ids, taps, logits })
-    }
-
-    /// The id itself, or the best one the tokenizer knows where the program chose a
-    /// padding row of its output layer.
-    fn known(&self, id: u32, row: usize, logits: &Argmax) -> u32 {
-        let known = self.manifest.model.tokenizer_vocab;
-        if (id as usize) < known {
-            return id;
-        }
-        let row = logits.row(row);
-        let mut best = 0;
-        for (i, &logit) in row[..known.min(row.len())].iter().enumerate() {
-            if logit > row[best] {
-                best = i;
+            if scores.is_none() && !outcome.argmax.is_empty() {
+                scores = Some(Scores::Slices(outcome.argmax));
             }
         }
-        best as u32
+        let scores = scores.ok_or(EngineError::NoIds)?;
+        let known = self.manifest.model.tokenizer_vocab;
+        let ids = match ids {
+            None => (0..rows.len())
+                .map(|row| best(&scores, row, known))
+                .collect(),
+            Some(ids) => {
+                let Data::U32(ids) = ids.data() else {
+                    return Err(EngineError::NoIds);
+                };
+                // A program may choose a padding row of its output layer.
+                let ids = ids.iter().take(rows.len()).enumerate();
+                ids.map(|(row, &id)| {
+                    if (id as usize) < known {
+                        id
+                    } else {
+                        best(&scores, row, known)
+                    }
+                })
+                .collect()
+            }
+        };
+        Ok(Step { ids, taps, scores })
     }
 
     /// The narrowest call that takes `rows` rows.
@@ -243,6 +277,18 @@ impl Engine {
             max: widths.last().copied().unwrap_or(0),
         })
     }
+}
+
+/// The first id with the largest logit of those the tokenizer knows.
+fn best(scores: &Scores, row: usize, known: usize) -> u32 {
+    let row = scores.row(row);
+    let mut best = 0;
+    for (i, &logit) in row.iter().take(known).enumerate() {
+        if logit > row[best] {
+            best = i;
+        }
+    }
+    best as u32
 }
 
 impl LoadedChunk {

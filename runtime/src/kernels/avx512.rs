@@ -51,7 +51,7 @@ impl Simd for Avx512 {
     // 24 accumulators, 4 weights and an input in 32 registers.
     const TILE_ROWS: usize = 4;
     const TILE_TOKENS: usize = 6;
-    const NARROW_TOKENS: usize = 48;
+    const NARROW_TOKENS: usize = 64;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {

@@ -1,13 +1,18 @@
-//! 4-bit weights times few tokens, without writing decoded weights to memory.
+//! 4-bit weights times tokens, without writing decoded weights to memory.
 //!
 //! A register tile of `R` rows by `T` tokens takes its weights from table
 //! lookups: per block and row 8 lookups, 4 shifts and `8 T` multiply-adds, all
 //! on the same two vector ports. With one token the lookups dominate and the
-//! kernel is still faster than memory; with six they are a fifth of the work.
-//! Rows are taken several at a time because a multiply-add takes four cycles
-//! and two can start in each, and because inputs are loaded once for all of
-//! them. More tokens than a tile holds are taken in turns over the same eight
-//! rows, whose indices then come from the first-level cache.
+//! kernel is still faster than memory; with six they are a fifth of the work,
+//! which is about what decoding to memory costs at any number of tokens. Rows
+//! are taken several at a time because a multiply-add takes four cycles and two
+//! can start in each, and because inputs are loaded once for all of them.
+//!
+//! More tokens than a tile holds are taken in turns of nearly equal width over
+//! the same eight rows, whose indices then come from the first-level cache.
+//! Each turn goes through all columns of its span: inputs stream from the
+//! second-level cache, rows are read sequentially, and accumulators stay in
+//! registers throughout.
 
 #![expect(unsafe_code, reason = "reads the checked weights through raw pointers")]
 
@@ -18,9 +23,11 @@ use super::simd::{Simd, decode_one};
 use super::weights::LutWeights;
 
 const BITS: usize = 4;
+/// Bytes of a block of one row.
+const BYTES: usize = BLOCK * BITS / 8;
 /// Rows that are taken through all tokens before the next ones.
 const ROWS: usize = 8;
-/// Bytes by which each row is prefetched.
+/// Bytes by which tall tiles prefetch in each row.
 const AHEAD: usize = 1024;
 
 /// Whether these kernels take `w`: every row has to start on a byte.
@@ -32,41 +39,29 @@ pub(super) fn takes(w: &LutWeights) -> bool {
 /// sixteen accumulators for each token.
 #[inline(always)]
 pub(super) fn add<S: Simd>(s: S, w: &LutWeights, span: &Span, tables: &[Table], acc: &mut [Lanes]) {
-    let steps = span.count.div_ceil(S::TILE_TOKENS);
+    let end = span.in_place(w);
     for group in (0..span.end - span.first).step_by(ROWS) {
-        let mut done = 0;
-        for step in 0..steps {
-            let width = span.count / steps + usize::from(step < span.count % steps);
-            let span = Span {
-                token: span.token + done,
-                ..*span
-            };
-            let acc = &mut acc[done * TILE..];
-            // As many rows as leave registers for their accumulators.
-            if S::TILE_ROWS >= 4 {
-                match width {
-                    1 => add_group::<S, 8, 1>(s, w, &span, tables, group, acc),
-                    2 => add_group::<S, 8, 2>(s, w, &span, tables, group, acc),
-                    3 => add_group::<S, 4, 3>(s, w, &span, tables, group, acc),
-                    4 => add_group::<S, 4, 4>(s, w, &span, tables, group, acc),
-                    5 => add_group::<S, 4, 5>(s, w, &span, tables, group, acc),
-                    _ => add_group::<S, 4, 6>(s, w, &span, tables, group, acc),
-                }
-            } else {
-                match width {
-                    1 => add_group::<S, 4, 1>(s, w, &span, tables, group, acc),
-                    2 => add_group::<S, 2, 2>(s, w, &span, tables, group, acc),
-                    _ => add_group::<S, 2, 3>(s, w, &span, tables, group, acc),
-                }
-            }
-            done += width;
+        add_turns(s, w, &Span { to: end, ..*span }, tables, group, acc);
+    }
+    add_staged(s, w, &Span { from: end, ..*span }, tables, acc);
+}
+
+impl Span<'_> {
+    /// Where the blocks end that can be read in place from every row.
+    fn in_place(&self, w: &LutWeights) -> usize {
+        let last = (self.end - 1) * w.cols / 2;
+        let mut to = self.to.min(w.cols / BLOCK);
+        while to > self.from && !readable(w.indices, last + (to - 1) * BYTES, BITS) {
+            to -= 1;
         }
+        to.max(self.from)
     }
 }
 
-/// [`ROWS`] rows, `R` at a time, times `T` tokens.
+/// [`ROWS`] rows from `span.first + group` on, times the tokens of the span in
+/// turns of nearly equal width.
 #[inline(always)]
-fn add_group<S: Simd, const R: usize, const T: usize>(
+fn add_turns<S: Simd>(
     s: S,
     w: &LutWeights,
     span: &Span,
@@ -74,20 +69,65 @@ fn add_group<S: Simd, const R: usize, const T: usize>(
     group: usize,
     acc: &mut [Lanes],
 ) {
-    for group in (group..group + ROWS).step_by(R) {
-        if span.first + group < span.end {
-            add_rows::<S, R, T>(s, w, span, tables, group, acc);
+    let turns = span.count.div_ceil(S::TILE_TOKENS);
+    let mut done = 0;
+    for turn in 0..turns {
+        let width = span.count / turns + usize::from(turn < span.count % turns);
+        let part = Span {
+            token: span.token + done,
+            count: width,
+            ..*span
+        };
+        let (ahead, acc) = (if turn == 0 { AHEAD } else { 0 }, &mut acc[done * TILE..]);
+        // As many rows as leave registers for their accumulators.
+        if S::TILE_ROWS >= 4 {
+            match width {
+                1 => add_tiles::<S, 8, 1>(s, w, &part, tables, group, ahead, acc),
+                2 => add_tiles::<S, 8, 2>(s, w, &part, tables, group, ahead, acc),
+                3 => add_tiles::<S, 4, 3>(s, w, &part, tables, group, ahead, acc),
+                4 => add_tiles::<S, 4, 4>(s, w, &part, tables, group, ahead, acc),
+                5 => add_tiles::<S, 4, 5>(s, w, &part, tables, group, ahead, acc),
+                _ => add_tiles::<S, 4, 6>(s, w, &part, tables, group, ahead, acc),
+            }
+        } else {
+            match width {
+                1 => add_tiles::<S, 4, 1>(s, w, &part, tables, group, ahead, acc),
+                2 => add_tiles::<S, 2, 2>(s, w, &part, tables, group, ahead, acc),
+                _ => add_tiles::<S, 2, 3>(s, w, &part, tables, group, ahead, acc),
+            }
         }
+        done += width;
     }
 }
 
+/// [`ROWS`] rows, `R` at a time, times the `T` tokens of a span.
 #[inline(always)]
-fn add_rows<S: Simd, const R: usize, const T: usize>(
+fn add_tiles<S: Simd, const R: usize, const T: usize>(
     s: S,
     w: &LutWeights,
     span: &Span,
     tables: &[Table],
     group: usize,
+    ahead: usize,
+    acc: &mut [Lanes],
+) {
+    for group in (group..group + ROWS).step_by(R) {
+        if span.first + group < span.end {
+            add_tile::<S, R, T>(s, w, span, tables, group, ahead, acc);
+        }
+    }
+}
+
+/// `R` rows from `span.first + group` on; where `ahead` is not zero, prefetches
+/// each row by so many bytes.
+#[inline(always)]
+fn add_tile<S: Simd, const R: usize, const T: usize>(
+    s: S,
+    w: &LutWeights,
+    span: &Span,
+    tables: &[Table],
+    group: usize,
+    ahead: usize,
     acc: &mut [Lanes],
 ) {
     let Span {
@@ -100,67 +140,56 @@ fn add_rows<S: Simd, const R: usize, const T: usize>(
         ..
     } = *span;
     let row_bytes = w.cols / 2;
-    // Rows past the end compute the last one again; nobody reads them.
-    let row = |r: usize| (first + group + r).min(end - 1);
-    // Whole blocks that can be read in place from every row.
-    let mut in_place = to.min(w.cols / BLOCK);
-    while in_place > from
-        && !readable(
-            w.indices,
-            row(R - 1) * row_bytes + (in_place - 1) * BLOCK / 2,
-            BITS,
-        )
-    {
-        in_place -= 1;
-    }
     let inputs = x.vectors();
     let step = x.tokens() * RUN;
     assert!(token + T <= x.tokens() && inputs.len() >= to * step);
     assert!(acc.len() >= TILE * T && group + R <= TILE);
+    let acc = acc.as_mut_ptr().wrapping_add(group);
 
     let mut at = [w.indices.as_ptr(); R];
-    let mut table = [&tables[0]; R];
+    let mut table = [tables[0].0.as_ptr(); R];
     let mut entries = [s.splat(0.0); R];
     for r in 0..R {
-        at[r] = w.indices[row(r) * row_bytes..].as_ptr();
-        table[r] = &tables[w.group_of(row(r)) - w.group_of(first)];
+        // Rows past the end compute the last one again; nobody reads them.
+        let row = (first + group + r).min(end - 1);
+        at[r] = w.indices[row * row_bytes..].as_ptr();
+        table[r] = tables[w.group_of(row) - w.group_of(first)].0.as_ptr();
         // SAFETY: a table has more than sixteen entries.
-        entries[r] = unsafe { s.load(table[r].0.as_ptr()) };
+        entries[r] = unsafe { s.load(table[r]) };
     }
     let mut sums = [[s.splat(0.0); T]; R];
     for r in 0..R {
         for t in 0..T {
             // SAFETY: `acc` holds sixteen rows of `T` tokens.
-            sums[r][t] = unsafe { s.load(acc.as_ptr().add(t * TILE + group + r).cast()) };
+            sums[r][t] = unsafe { s.load(acc.add(t * TILE + r).cast()) };
         }
     }
-    for block in from..in_place {
-        let offset = block * (BLOCK / 2);
-        if token == 0 {
+    for block in from..to {
+        let offset = block * BYTES;
+        if ahead != 0 {
             // Past the end of these rows, the rows after them.
-            let ahead = match offset + AHEAD {
+            let next = match offset + ahead {
                 within if within < row_bytes => within,
                 past => past + (R - 1) * row_bytes,
             };
             for r in 0..R {
-                s.prefetch(at[r].wrapping_add(ahead));
+                s.prefetch(at[r].wrapping_add(next));
             }
         }
-        // SAFETY: `in_place` blocks are readable from the start of every row,
-        // tables have sixteen entries, and `inputs` holds every block of every
-        // token.
+        // SAFETY: the blocks before `to` are readable from the start of every
+        // row, tables have sixteen entries, and `inputs` holds every block of
+        // every token.
         unsafe {
             let input = inputs.as_ptr().add(block * step + token * RUN);
-            // In pairs, of which the body is short enough to be unrolled and
-            // the shifts become constants.
+            // In pairs, short enough to be unrolled, so that shifts are
+            // constants.
             for pair in 0..RUN / 2 {
                 for odd in 0..2 {
                     let j = 2 * pair + odd;
                     let mut weights = [s.splat(0.0); R];
                     for r in 0..R {
-                        let table = table[r].0.as_ptr();
-                        weights[r] =
-                            decode_one::<S, BITS>(s, at[r].add(offset), entries[r], table, j);
+                        let from = at[r].add(offset);
+                        weights[r] = decode_one::<S, BITS>(s, from, entries[r], table[r], j);
                     }
                     for t in 0..T {
                         let input = s.load(input.add(t * RUN + j).cast());
@@ -175,29 +204,22 @@ fn add_rows<S: Simd, const R: usize, const T: usize>(
     for r in 0..R {
         for t in 0..T {
             // SAFETY: `acc` holds sixteen rows of `T` tokens.
-            unsafe {
-                s.store(
-                    sums[r][t],
-                    acc.as_mut_ptr().add(t * TILE + group + r).cast(),
-                );
-            };
+            unsafe { s.store(sums[r][t], acc.add(t * TILE + r).cast()) };
         }
     }
-    for block in in_place.max(from)..to {
-        let mut decoded = [[Lanes::default(); RUN]];
-        for r in 0..R {
-            decode_lut::<S, BITS>(
-                s,
-                w,
-                row(r),
-                block,
-                table[r],
-                std::ptr::null(),
-                &mut decoded,
-            );
-            for t in 0..T {
-                let acc = &mut acc[t * TILE + group + r];
-                for (v, input) in decoded[0].iter().zip(x.run(block, token + t)) {
+}
+
+/// The blocks of a span that cannot be read in place.
+#[inline(always)]
+fn add_staged<S: Simd>(s: S, w: &LutWeights, span: &Span, tables: &[Table], acc: &mut [Lanes]) {
+    for row in span.first..span.end {
+        let table = &tables[w.group_of(row) - w.group_of(span.first)];
+        for block in span.from..span.to {
+            let mut decoded = [[Lanes::default(); RUN]];
+            decode_lut::<S, BITS>(s, w, row, block, table, std::ptr::null(), &mut decoded);
+            for t in 0..span.count {
+                let acc = &mut acc[t * TILE + row - span.first];
+                for (v, input) in decoded[0].iter().zip(span.x.run(block, span.token + t)) {
                     // SAFETY: all are sixteen lanes.
                     unsafe {
                         let (v, input) = (s.load(v.0.as_ptr()), s.load(input.0.as_ptr()));

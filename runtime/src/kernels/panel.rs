@@ -5,7 +5,7 @@
 //! for each 64 tokens
 //!     for each 64 rows
 //!         acc[64 rows][64 tokens] = 0                       up to 256 KiB
-//!         for as many columns as leave their inputs in      up to 512 KiB
+//!         for as many columns as leave their inputs in      up to 1 MiB
 //!         the second-level cache
 //!             for each 16 rows
 //!                 add the products of these columns
@@ -16,8 +16,8 @@
 //! row. How the products of sixteen rows are added depends on how much
 //! arithmetic there is per weight:
 //!
-//! - *Narrow*: with few tokens, 4-bit weights go from a table lookup straight
-//!   into the multiply-add ([`narrow`](super::narrow)).
+//! - *Narrow*: where lookups are cheap or tokens few, 4-bit weights go from a
+//!   table lookup straight into the multiply-add ([`narrow`](super::narrow)).
 //! - *Wide*: otherwise, rows are decoded to f32, a few blocks of columns at a
 //!   time so that they stay in the first-level cache, and multiplied by a
 //!   register tile. Decoding is paid once and shared by all tokens.
@@ -39,8 +39,8 @@ pub(super) const PANEL: usize = 4 * TILE;
 /// Tokens that share decoded weights.
 const CHUNK: usize = 64;
 /// Blocks of activations, of one token each, that stay in the second-level
-/// cache between rows: 512 KiB.
-const INPUT_BLOCKS: usize = 1024;
+/// cache between rows: 1 MiB.
+const INPUT_BLOCKS: usize = 2048;
 /// Blocks of columns that are decoded at a time: 24 KiB for sixteen rows.
 const DEPTH: usize = 3;
 

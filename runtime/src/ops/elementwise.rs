@@ -29,7 +29,8 @@ pub(crate) enum Unary {
     GeluTanh,
 }
 
-/// Functions of two arguments of one type.
+/// Functions of two arguments of one type. `modulo` has the sign of the dividend,
+/// while `floor_divide` rounds down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Binary {
     Add,
@@ -193,7 +194,7 @@ impl Binary {
             Self::Maximum => zip!(|a: f32, b: f32| if b > a || b.is_nan() { b } else { a }),
             Self::Minimum => zip!(|a: f32, b: f32| if b < a || b.is_nan() { b } else { a }),
             Self::Pow => zip!(f32::powf),
-            Self::Modulo => zip!(|a: f32, b: f32| a - (a / b).floor() * b),
+            Self::Modulo => zip!(|a: f32, b: f32| a % b),
             Self::FloorDivide => zip!(|a: f32, b: f32| (a / b).floor()),
         }
     }
@@ -208,7 +209,7 @@ impl Binary {
             Self::Minimum => a.min(b),
             Self::Pow => u32::try_from(b).map_or(0, |b| a.wrapping_pow(b)),
             Self::Modulo | Self::FloorDivide if b == 0 => 0,
-            Self::Modulo => a - floor_div(a, b) * b,
+            Self::Modulo => a.wrapping_rem(b),
             Self::FloorDivide => floor_div(a, b),
         }
     }
@@ -529,5 +530,70 @@ fn cast_data(data: &Data, elem: Elem) -> Data {
             Elem::Ui16 => to!(|x| x as i64 as u16),
             _ => to!(|x| x as i64 as u8),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ints(v: View) -> Vec<i64> {
+        v.into_data().ints().unwrap()
+    }
+
+    #[test]
+    fn integer_division_rounds_down_and_the_remainder_follows_the_dividend() {
+        let v = |x: [i32; 4]| View::dense(&[4], Data::I32(x.to_vec()));
+        let (x, y) = (v([7, -7, 7, -7]), v([3, 3, -3, 0]));
+        let f = |op| ints(binary(op, x.clone(), y.clone(), &[4]));
+        assert_eq!(f(Binary::FloorDivide), [2, -3, -3, 0]);
+        assert_eq!(f(Binary::Modulo), [1, -1, 1, 0]);
+        assert_eq!(f(Binary::Divide), [2, -2, -2, 0]);
+    }
+
+    #[test]
+    fn broadcasting_in_any_layout_equals_the_definition() {
+        let x = View::dense(&[2, 3, 4], Data::I32((0..24).collect()));
+        let y = View::dense(&[4, 3], Data::I32((0..12).map(|i| i * 100).collect()));
+        let got = ints(binary(
+            Binary::Add,
+            x.clone(),
+            y.clone().transposed(&[1, 0]),
+            &[2, 3, 4],
+        ));
+        for i in 0..24 {
+            let (b, c) = (i / 4 % 3, i % 4);
+            assert_eq!(got[i], (i + (c * 3 + b) * 100) as i64);
+        }
+    }
+
+    #[test]
+    fn an_operand_still_in_use_is_not_written_to() {
+        let h = |v: &[f32]| {
+            let v: Vec<f16> = v.iter().map(|&x| f16::from_f32(x)).collect();
+            View::dense(&[2, 2], Data::F16(v))
+        };
+        let (x, y) = (h(&[1., 2., 3., 4.]), h(&[10., 20., 30., 40.]));
+        let keep = x.clone();
+        let sum = binary(Binary::Add, x, y, &[2, 2]);
+        assert_eq!(*sum.data, *h(&[11., 22., 33., 44.]).data);
+        assert_eq!(*keep.data, *h(&[1., 2., 3., 4.]).data);
+        // A transposed operand of the same buffer size is not mistaken for its own.
+        let t = binary(Binary::Sub, keep.clone(), keep.transposed(&[1, 0]), &[2, 2]);
+        assert_eq!(*t.contiguous().data, *h(&[0., -1., 1., 0.]).data);
+    }
+
+    #[test]
+    fn casts_truncate_floats_and_saturate() {
+        let x = View::dense(&[5], Data::F32(vec![2.9, -2.9, 300.0, -1.0, f32::NAN]));
+        assert_eq!(
+            *cast(x.clone(), Elem::Ui8).data,
+            Data::U8(vec![2, 0, 255, 0, 0])
+        );
+        assert_eq!(
+            *cast(x.clone(), Elem::Si32).data,
+            Data::I32(vec![2, -2, 300, -1, 0])
+        );
+        assert_eq!(*cast(x, Elem::Bool).data, Data::Bool(vec![true; 5]));
     }
 }

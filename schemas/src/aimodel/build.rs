@@ -21,6 +21,7 @@ mod layout;
 mod state;
 
 pub use self::compute::Conv2d;
+pub(in crate::aimodel) use self::constant::constant_value;
 pub use self::layout::{Bound, Padding, Scatter};
 
 use std::collections::HashMap;

@@ -14,13 +14,11 @@ mod sections;
 mod tables;
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::PathBuf;
+use std::io::{self, Read, Write};
 
 use self::tables::Tables;
 use super::ids::{self, op_mask, section};
-use super::ir::{Attr, Blob, BlobData, Module, OpId, RegionId, ValueId};
+use super::ir::{Attr, Blob, BlobError, Module, OpId, RegionId, ValueId};
 use super::varint::{put, put_flagged};
 
 /// Why a program could not be written.
@@ -30,20 +28,9 @@ pub enum EncodeError {
     /// The output failed.
     #[error("cannot write the program: {0}")]
     Io(#[from] io::Error),
-    /// A blob's file failed.
-    #[error("cannot read {len} bytes at offset {offset} of `{path}` for blob `{key}`: {source}")]
-    Blob {
-        /// Resource key.
-        key: String,
-        /// The file.
-        path: PathBuf,
-        /// First byte.
-        offset: u64,
-        /// Bytes asked for.
-        len: u64,
-        /// What went wrong.
-        source: io::Error,
-    },
+    /// A blob could not be read.
+    #[error(transparent)]
+    Blob(#[from] BlobError),
     /// Two blobs have one key.
     #[error("two blobs are called `{0}`")]
     DuplicateKey(String),
@@ -73,6 +60,23 @@ pub enum EncodeError {
 /// The feature version is the highest of the operations used, or that of the
 /// module if it is higher.
 pub fn encode(m: &Module, out: &mut impl Write) -> Result<(), EncodeError> {
+    let (head, blobs, layout) = prepare(m)?;
+    out.write_all(&head)?;
+    for (blob, entry) in blobs.iter().zip(&layout.entries) {
+        out.write_all(&entry.header)?;
+        copy_blob(blob, out)?;
+    }
+    Ok(())
+}
+
+/// Length of what [`encode`] would write, without reading a blob.
+pub fn encoded_len(m: &Module) -> Result<u64, EncodeError> {
+    let (head, _, layout) = prepare(m)?;
+    Ok(head.len() as u64 + layout.len)
+}
+
+/// All that precedes the blobs, and the blobs in their order.
+fn prepare(m: &Module) -> Result<(Vec<u8>, Vec<&Blob>, Layout), EncodeError> {
     let mut encoder = Encoder {
         m,
         tables: Tables::new(m),
@@ -90,12 +94,7 @@ pub fn encode(m: &Module, out: &mut impl Write) -> Result<(), EncodeError> {
     let layout = Layout::new(&blobs);
     let mut head = tables.into_header(&ir, &blobs, &layout)?;
     layout.section_header(&mut head);
-    out.write_all(&head)?;
-    for (blob, entry) in blobs.iter().zip(&layout.entries) {
-        out.write_all(&entry.header)?;
-        copy_blob(blob, out)?;
-    }
-    Ok(())
+    Ok((head, blobs, layout))
 }
 
 /// Appends a section.
@@ -153,35 +152,19 @@ impl Layout {
 }
 
 fn copy_blob(blob: &Blob, out: &mut impl Write) -> Result<(), EncodeError> {
-    match &blob.data {
-        BlobData::File { path, offset, len } => {
-            let unreadable = |source| EncodeError::Blob {
-                key: blob.key.clone(),
-                path: path.clone(),
-                offset: *offset,
-                len: *len,
-                source,
-            };
-            let mut file = File::open(path).map_err(unreadable)?;
-            file.seek(SeekFrom::Start(*offset)).map_err(unreadable)?;
-            let mut left = *len;
-            let mut buffer = vec![0; left.min(1 << 20) as usize];
-            while left > 0 {
-                let n = left.min(buffer.len() as u64) as usize;
-                file.read_exact(&mut buffer[..n]).map_err(unreadable)?;
-                out.write_all(&buffer[..n])?;
-                left -= n as u64;
-            }
-        }
-        BlobData::Bytes(_) | BlobData::Mapped { .. } => {
-            let bytes = blob.bytes().ok_or_else(|| {
-                io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    format!("blob `{}` lies outside its map", blob.key),
-                )
-            })?;
-            out.write_all(bytes)?;
-        }
+    let unreadable = |source| blob.unreadable(source);
+    if let Some(bytes) = blob.bytes() {
+        out.write_all(bytes)?;
+        return Ok(());
+    }
+    let mut from = blob.reader().map_err(unreadable)?;
+    let mut left = blob.len();
+    let mut buffer = vec![0; left.min(1 << 20) as usize];
+    while left > 0 {
+        let n = left.min(buffer.len() as u64) as usize;
+        from.read_exact(&mut buffer[..n]).map_err(unreadable)?;
+        out.write_all(&buffer[..n])?;
+        left -= n as u64;
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use std::hash::Hash;
 use sha2::{Digest, Sha256};
 
 pub use self::attr::{Attr, Backing, enum_code};
-pub use self::blob::{Blob, BlobData};
+pub use self::blob::{Blob, BlobData, BlobError};
 pub use self::elem::Elem;
 pub use self::graph::Graph;
 

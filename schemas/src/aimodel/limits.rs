@@ -15,5 +15,6 @@ pub(crate) const MAX_RESULTS: usize = 1 << 16;
 pub(crate) const MAX_ENTRY_DEPTH: u32 = 200;
 /// Deepest nesting of regions.
 pub(crate) const MAX_REGION_DEPTH: usize = 64;
-/// Largest alignment a section or blob may ask for.
-pub(crate) const MAX_ALIGNMENT: u64 = 1 << 20;
+/// Largest alignment a section or blob may ask for: that of the buffer Apple's loader
+/// reads files into, which refuses more.
+pub(crate) const MAX_ALIGNMENT: u64 = 16;

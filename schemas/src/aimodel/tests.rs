@@ -3,7 +3,9 @@
 
 mod check;
 mod hostile;
+mod refused;
 mod round_trip;
+mod summary;
 
 use super::build::{GraphBuilder, Input};
 use super::encode::encode;

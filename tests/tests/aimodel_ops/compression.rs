@@ -189,5 +189,32 @@ fn constants_of_every_kind() {
         half,
         0.0,
     );
+    // bf16 constants: stored in the attribute, as a splat, and as a blob.
+    for (name, count) in [("bf16_inline", 5usize), ("bf16_blob", 300)] {
+        let values = Nd::noise(&[count], 30).map(|v| half::bf16::from_f32(v).to_f32());
+        let bytes: Vec<u8> = (values.data.iter())
+            .flat_map(|&v| half::bf16::from_f32(v).to_le_bytes())
+            .collect();
+        s.case(
+            name,
+            &none,
+            |g| {
+                let c = g.constant(TensorType::new(Elem::Bf16, &[count]), &bytes);
+                g.cast(c, Elem::F32)
+            },
+            values,
+            0.0,
+        );
+    }
+    s.case(
+        "bf16_splat",
+        &none,
+        |g| {
+            let c = g.full(Elem::Bf16, &[2, 3], -1.5);
+            g.cast(c, Elem::F32)
+        },
+        Nd::from_fn(&[2, 3], |_| -1.5),
+        0.0,
+    );
     s.run();
 }

@@ -118,7 +118,11 @@ fn elementwise_operations() {
         )
     };
     let other = c.map(|v| f32::from(u8::from(v > 0.5)));
-    let logical: [BinaryOp; 2] = [("logical_and", |p, q| p * q), ("logical_or", f32::max)];
+    let logical: [BinaryOp; 3] = [
+        ("logical_and", |p, q| p * q),
+        ("logical_or", f32::max),
+        ("logical_xor", |p, q| (p - q).abs()),
+    ];
     for (name, f) in logical {
         let build = |g: &mut GraphBuilder| g.binary(name, g.arg(0), g.arg(1));
         s.case(
@@ -211,5 +215,44 @@ fn elementwise_operations() {
             0.0,
         );
     }
+    // From other elements, and through narrower ones.
+    let whole = Nd::from_fn(&[2, 3], |i| (i[0] * 100 + i[1] * 7) as f32 - 60.0);
+    let ints: Vec<i32> = whole.data.iter().map(|&v| v as i32).collect();
+    let ints = [Tensor::i32(&[2, 3], &ints)];
+    for (elem, f) in [
+        (Elem::F16, (|v| v) as fn(f32) -> f32),
+        (Elem::F32, |v| v),
+        (Elem::Si8, |v| v),
+        (Elem::Si16, |v| v),
+        (Elem::Bool, |v| f32::from(u8::from(v != 0.0))),
+    ] {
+        let name = format!("cast_si32_{}", elem.name());
+        let build = |g: &mut GraphBuilder| g.cast(g.arg(0), elem);
+        s.case(&name, &ints, build, whole.map(f), 0.0);
+    }
+    let bytes: Vec<u8> = (0..6).map(|i| i * 51).collect();
+    let wide = Nd::from_fn(&[6], |i| (i[0] * 51) as f32);
+    for elem in [Elem::F16, Elem::F32, Elem::Si32, Elem::Ui32] {
+        let name = format!("cast_ui8_{}", elem.name());
+        let build = |g: &mut GraphBuilder| g.cast(g.arg(0), elem);
+        s.case(&name, &[Tensor::u8(&[6], &bytes)], build, wide.clone(), 0.0);
+    }
+    s.case(
+        "cast_f32_f16",
+        &[Nd::noise(&[8], 12).map(|v| v + 1e-4).f32()],
+        |g| g.cast(g.arg(0), Elem::F16),
+        Nd::noise(&[8], 12).map(|v| half::f16::from_f32(v + 1e-4).to_f32()),
+        0.0,
+    );
+    s.case(
+        "cast_f32_bf16",
+        &[Nd::noise(&[8], 13).f32()],
+        |g| {
+            let narrow = g.cast(g.arg(0), Elem::Bf16);
+            g.cast(narrow, Elem::F32)
+        },
+        Nd::noise(&[8], 13).map(|v| half::bf16::from_f32(v).to_f32()),
+        0.0,
+    );
     s.run();
 }

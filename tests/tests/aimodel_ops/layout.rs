@@ -167,6 +167,19 @@ fn layout_operations() {
         edges,
         0.0,
     );
+    // The row repeated, and mirrored with its ends.
+    for (name, mode, columns) in [
+        ("pad_circular", Padding::Circular, [3, 0, 1, 2, 3, 0, 1]),
+        ("pad_symmetric", Padding::Symmetric, [0, 0, 1, 2, 3, 3, 2]),
+    ] {
+        s.case(
+            name,
+            &x,
+            |g| g.pad(g.arg(0), &by, mode, 0.0),
+            Nd::from_fn(&[2, 7], |i| a.at(&[i[0], columns[i[1]]])),
+            0.0,
+        );
+    }
 
     let table = Nd::noise(&[10, 4], 7);
     let rows = [3, 0, 9];
@@ -201,19 +214,25 @@ fn layout_operations() {
         0.0,
     );
     let onto = [1, 2, 3, 4, 5, 6, 7, 8];
-    let two = Nd::noise(&[2, 4], 9);
-    for (name, mode) in [
-        ("scatter_update", Scatter::Update),
-        ("scatter_add", Scatter::Add),
-    ] {
+    // Apart from zero, since one mode divides by it.
+    let two = Nd::noise(&[2, 4], 9).map(|v| if v < 0.0 { v - 0.5 } else { v + 0.5 });
+    let modes: [(&str, Scatter, fn(f32, f32) -> f32); 7] = [
+        ("scatter_update", Scatter::Update, |_, new| new),
+        ("scatter_add", Scatter::Add, |old, new| old + new),
+        ("scatter_sub", Scatter::Sub, |old, new| old - new),
+        ("scatter_mul", Scatter::Mul, |old, new| old * new),
+        ("scatter_div", Scatter::Div, |old, new| old / new),
+        ("scatter_max", Scatter::Max, f32::max),
+        ("scatter_min", Scatter::Min, f32::min),
+    ];
+    for (name, mode, combine) in modes {
         s.case(
             name,
             &[table.f16(), Tensor::i32(&[2, 4], &onto), two.f16()],
             |g| g.scatter_along_axis(g.arg(0), g.arg(1), g.arg(2), 0, mode),
             Nd::from_fn(&[10, 4], |i| {
                 match (0..2).find(|&k| onto[4 * k + i[1]] as usize == i[0]) {
-                    Some(k) if mode == Scatter::Update => two.at(&[k, i[1]]),
-                    Some(k) => table.at(i) + two.at(&[k, i[1]]),
+                    Some(k) => combine(table.at(i), two.at(&[k, i[1]])),
                     None => table.at(i),
                 }
             }),

@@ -63,7 +63,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
         };
         let line = line?;
         match line.trim() {
-            "" => continue,
+            "" => {}
             "/quit" | "/exit" => return Ok(Exit::Ok),
             "/help" => output::note(HELP),
             "/reset" => talk = Conversation::new(talk.system().as_deref()),

@@ -3,10 +3,33 @@
 use half::f16;
 
 use super::GraphBuilder;
-use crate::aimodel::ir::{Attr, AttrId, BlobId, Elem, TensorType, Type, ValueId};
+use crate::aimodel::ir::{Attr, AttrId, BlobId, Elem, Module, TensorType, Type, ValueId};
 
 /// Longest constant kept inside its attribute; longer ones become blobs.
 const INLINE_BYTES: usize = 64;
+
+/// The `value` attribute of a constant of these elements.
+pub(in crate::aimodel) fn constant_value(m: &mut Module, elem: Elem, bytes: &[u8]) -> AttrId {
+    let bits = elem.bits();
+    // An inline attribute spends a byte on an element of fewer bits, a blob packs
+    // them; so only whole-byte elements go inline.
+    let attr = if bits < 8 {
+        Attr::Resource(m.intern_blob(bytes))
+    } else if let Some(element) = repeated(bytes, bits / 8) {
+        Attr::Dense {
+            splat: true,
+            bytes: element.to_vec(),
+        }
+    } else if bytes.len() <= INLINE_BYTES {
+        Attr::Dense {
+            splat: false,
+            bytes: bytes.to_vec(),
+        }
+    } else {
+        Attr::Resource(m.intern_blob(bytes))
+    };
+    m.add_attr(attr)
+}
 
 impl GraphBuilder<'_> {
     /// A constant of the given row-major little-endian elements (packed least
@@ -22,25 +45,7 @@ impl GraphBuilder<'_> {
             ty.shape,
             bytes.len()
         );
-        let bits = ty.elem.bits();
-        // An inline attribute spends a byte on an element of fewer bits, a blob
-        // packs them; so only whole-byte elements go inline.
-        let attr = if bits < 8 {
-            Attr::Resource(self.module.intern_blob(bytes))
-        } else if let Some(element) = repeated(bytes, bits / 8) {
-            Attr::Dense {
-                splat: true,
-                bytes: element.to_vec(),
-            }
-        } else if bytes.len() <= INLINE_BYTES {
-            Attr::Dense {
-                splat: false,
-                bytes: bytes.to_vec(),
-            }
-        } else {
-            Attr::Resource(self.module.intern_blob(bytes))
-        };
-        let attr = self.module.add_attr(attr);
+        let attr = constant_value(self.module, ty.elem, bytes);
         self.constant_attr(ty, attr)
     }
 

@@ -1,5 +1,7 @@
 //! Resources: the weights of a program.
 
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 use crate::mapped::MappedFile;
@@ -29,6 +31,20 @@ pub enum BlobData {
     },
 }
 
+/// A blob whose bytes could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the {len} bytes{place} of blob `{key}`: {source}")]
+pub struct BlobError {
+    /// Resource key.
+    pub key: String,
+    /// Length in bytes.
+    pub len: u64,
+    /// Where they are, if not in memory.
+    place: String,
+    /// What went wrong.
+    pub source: io::Error,
+}
+
 /// A named resource; keys are unique in a module.
 #[derive(Clone, Debug)]
 pub struct Blob {
@@ -51,6 +67,37 @@ impl Blob {
     /// Whether it holds no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The error of a failed read.
+    pub(crate) fn unreadable(&self, source: io::Error) -> BlobError {
+        BlobError {
+            key: self.key.clone(),
+            len: self.len(),
+            place: match &self.data {
+                BlobData::File { path, offset, .. } => {
+                    format!(" at offset {offset} of `{}`", path.display())
+                }
+                BlobData::Bytes(_) | BlobData::Mapped { .. } => String::new(),
+            },
+            source,
+        }
+    }
+
+    /// The bytes one after another, wherever they are.
+    pub fn reader(&self) -> io::Result<Box<dyn Read + '_>> {
+        if let BlobData::File { path, offset, len } = &self.data {
+            let mut file = File::open(path)?;
+            file.seek(SeekFrom::Start(*offset))?;
+            return Ok(Box::new(file.take(*len)));
+        }
+        match self.bytes() {
+            Some(bytes) => Ok(Box::new(bytes)),
+            None => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "it lies outside its map",
+            )),
+        }
     }
 
     /// The bytes, if they are in memory or mapped (not for [`BlobData::File`]).

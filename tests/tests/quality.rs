@@ -1,0 +1,68 @@
+//! What each step of the quantizer is worth, measured on the programs that ship.
+
+use std::path::Path;
+
+use anemone_convert::commands::eval::{self, EvalOptions};
+use anemone_convert::quantize::Method;
+use anemone_convert::stop::Stop;
+use anemone_convert::ui::Ui;
+use anemone_schemas::report::{Measured, QualityReport, Student};
+use anemone_tests::line::{lowered, quantized, scratch};
+use anemone_tests::reference::data;
+
+/// How far the simulator may be from the programs, in nats.
+const SIMULATOR_TOLERANCE: f64 = 0.004;
+
+fn report(model: &Path, store: &Path, folder: &Path) -> QualityReport {
+    let options = EvalOptions {
+        model: model.to_path_buf(),
+        store: Some(store.to_path_buf()),
+        folder: Some(folder.to_path_buf()),
+        text: Vec::new(),
+        window: 256,
+        tokens: 2048,
+        threads: 2,
+    };
+    eval::run(&options, Ui::Quiet, &Stop::default()).expect("store and folder are whole")
+}
+
+fn student(report: &QualityReport, measured: Measured) -> &Student {
+    let mut students = report.students.iter();
+    students.find(|s| s.measured == measured).expect("measured")
+}
+
+#[test]
+fn each_step_lowers_the_divergence_of_shipped_programs() {
+    let model = data("tiny-qwen3");
+    let mut divergences = Vec::new();
+    for method in [Method::KMeansUnweighted, Method::KMeans, Method::Gptq] {
+        let dir = scratch(method.name());
+        let store = quantized(&model, &dir, method, 16_384);
+        let folder = lowered(&store, &dir, 256);
+        let report = report(&model, &store, &folder);
+        let shipped = student(&report, Measured::ShippedPrograms);
+        let simulated = student(&report, Measured::Simulator);
+        for (a, b) in shipped.sets.iter().zip(&simulated.sets) {
+            let gap = (a.kl_mean - b.kl_mean).abs();
+            assert!(
+                gap <= SIMULATOR_TOLERANCE,
+                "{}, {}: {} on programs, {} simulated",
+                shipped.name,
+                a.set,
+                a.kl_mean,
+                b.kl_mean
+            );
+            assert!(a.tokens >= 1000, "{} has {} tokens", a.set, a.tokens);
+        }
+        println!("{}: {:.5}", shipped.name, shipped.mean_kl());
+        divergences.push(shipped.mean_kl());
+    }
+    let [unweighted, weighted, gptq] = divergences[..] else {
+        panic!("three methods");
+    };
+    assert!(gptq < 0.9 * weighted, "GPTQ {gptq}, k-means {weighted}");
+    assert!(
+        weighted < unweighted,
+        "weighted {weighted}, unweighted {unweighted}"
+    );
+}
