@@ -202,7 +202,8 @@ impl TokenizerFolder {
     }
 
     /// The prompt of a conversation. `extra` are further variables of the template,
-    /// such as `enable_thinking` or `tools`; they win over our own.
+    /// such as `enable_thinking` or `tools`; they win over our own. Objects among them
+    /// are rendered with their keys sorted, as [`Map`] keeps them.
     ///
     /// # Errors
     /// [`Error::NoChatTemplate`], [`Error::TemplateRefused`] or [`Error::Template`].

@@ -69,7 +69,7 @@ CHATS = [
     ([(USER, "one"), (SYSTEM, "late system"), (USER, "two")], True, {}),
     ([(USER, "call"), ("tool", "result 1"), ("tool", "result 2"), (USER, "thanks")], True, {}),
     ([(USER, "<tool_response>x</tool_response>"), (ASSISTANT, "y")], False, {}),
-    ([(USER, "weather?")], True, {"tools": [{"name": "f", "args": {"a": [1, 2.5], "t": True}}]}),
+    ([(USER, "weather?")], True, {"tools": [{"args": {"a": [1, 2.5], "t": True}, "name": "f"}]}),
 ]
 
 ROPES = {
