@@ -35,7 +35,7 @@ const CALIBRATION_TOKENS: usize = 32_768;
 const EVALUATION_TOKENS: usize = 4096;
 const ANSWER_TOKENS: usize = 48;
 const NAME: &str = "anemone-tiny-qwen3";
-const PROMPT: &str = "What does the function len return?";
+const PROMPT: &str = "Translate to Pig Latin: zebra mirror engine";
 
 /// Where the demo goes.
 #[derive(Clone, Debug)]
