@@ -6,6 +6,8 @@
 //! sums in f32, so ids may differ at a near-tie: our two best logits must then lie
 //! within [`NEAR_TIE`].
 
+#![allow(clippy::print_stdout, reason = "figures for those who run it by hand")]
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -104,7 +106,7 @@ impl Folder {
     }
 
     /// Widens a cache as the engine does when it moves to a larger context.
-    fn grown(&self, old: &Tensor, context: usize) -> Tensor {
+    fn grown(old: &Tensor, context: usize) -> Tensor {
         let from = *old.shape.last().unwrap();
         let mut shape = old.shape.clone();
         *shape.last_mut().unwrap() = context;
@@ -160,7 +162,7 @@ fn judge(folder: &Folder, path: &Path, work: &[(&[u32], Span)]) -> Judged {
                     let states = match (&carried, span.fresh) {
                         (_, true) => Some([(); 2].map(|()| folder.cache(i, span.context))),
                         (Some(old), _) if n == start => {
-                            Some([0, 1].map(|s| folder.grown(&old[s], span.context)))
+                            Some([0, 1].map(|s| Folder::grown(&old[s], span.context)))
                         }
                         _ => None,
                     };

@@ -1,6 +1,8 @@
 //! The line on a model of 54 million parameters in three shards with its own output
 //! layer: the simulator is the shipped programs, and long text crosses contexts.
 
+#![allow(clippy::print_stdout, reason = "figures for those who run it by hand")]
+
 use std::path::PathBuf;
 
 use anemone_convert::commands::eval::{self, EvalOptions};

@@ -4,6 +4,8 @@
 //! A model of one layer with a vocabulary of three slices is made of random tables and
 //! indices, some rows of which are equal, so that their scores tie.
 
+#![allow(clippy::float_cmp, reason = "ties are exact")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -70,7 +72,7 @@ struct Matrices<'a> {
 }
 
 impl Matrices<'_> {
-    fn write(&self, name: &str, lut: &StoredLut) -> Vec<u8> {
+    fn bytes(name: &str, lut: &StoredLut) -> Vec<u8> {
         let seed = name
             .bytes()
             .fold(1u64, |h, b| h.wrapping_mul(131).wrapping_add(u64::from(b)));
@@ -103,7 +105,7 @@ impl WeightSource for Matrices<'_> {
         let lut = self.shapes.matrix(name)?;
         let path = self.dir.join(name);
         if !path.exists() {
-            fs::write(&path, self.write(name, &lut)).unwrap();
+            fs::write(&path, Self::bytes(name, &lut)).unwrap();
         }
         Ok(StoredLut { path, ..lut })
     }

@@ -1,5 +1,7 @@
 //! What each step of the quantizer is worth, measured on the programs that ship.
 
+#![allow(clippy::print_stdout, reason = "figures for those who run it by hand")]
+
 use std::path::Path;
 
 use anemone_convert::commands::eval::{self, EvalOptions};

@@ -189,8 +189,7 @@ fn digest_of_everything() -> String {
     hash.update(format!("{:?}", kl.summary().unwrap()));
     hash.finalize()
         .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+        .fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
 }
 
 /// The number of threads is fixed when a process starts, so this test runs itself:

@@ -1,5 +1,10 @@
 //! Every rule on the smallest program that breaks it and on its good twin.
 
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    reason = "rows of closures read as a table"
+)]
+
 use std::collections::BTreeSet;
 
 use anemone_schemas::aimodel::build::{Conv2d, GraphBuilder, Input};

@@ -87,6 +87,7 @@ where
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "sums are defined to the bit")]
 mod tests {
     use super::*;
     use half::f16;

@@ -85,6 +85,7 @@ pub(crate) fn max(x: &[f32]) -> f32 {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "sums are defined to the bit")]
 mod tests {
     use super::*;
 

@@ -6,6 +6,9 @@ use anemone_tests::oracle::Tensor;
 
 use crate::suite::{Nd, Suite};
 
+/// What a scatter mode does with the old and the new value.
+type Combine = fn(f32, f32) -> f32;
+
 #[test]
 fn layout_operations() {
     let mut s = Suite::default();
@@ -216,7 +219,7 @@ fn layout_operations() {
     let onto = [1, 2, 3, 4, 5, 6, 7, 8];
     // Apart from zero, since one mode divides by it.
     let two = Nd::noise(&[2, 4], 9).map(|v| if v < 0.0 { v - 0.5 } else { v + 0.5 });
-    let modes: [(&str, Scatter, fn(f32, f32) -> f32); 7] = [
+    let modes: [(&str, Scatter, Combine); 7] = [
         ("scatter_update", Scatter::Update, |_, new| new),
         ("scatter_add", Scatter::Add, |old, new| old + new),
         ("scatter_sub", Scatter::Sub, |old, new| old - new),

@@ -1,6 +1,8 @@
 //! How close our runtime must come to Apple's, operation by operation. The same
 //! table makes `docs/operations.md`.
 
+use std::fmt::Write as _;
+
 /// How results may differ. NaN equals NaN; zeros of either sign are equal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
@@ -142,7 +144,7 @@ pub(crate) fn page() -> String {
             Rule::Ulps(n) => format!("{n} ulp"),
             Rule::Accumulated(n) => format!("{n} ulp, or the error bound of its terms"),
         };
-        page.push_str(&format!("| `{}` | {tolerance} | {} |\n", e.name, e.why));
+        let _ = writeln!(page, "| `{}` | {tolerance} | {} |", e.name, e.why);
     }
     page
 }
