@@ -46,7 +46,7 @@ pub struct SourceUse {
     pub available: usize,
 }
 
-/// Windows of ids. See the [module documentation](self).
+/// Windows of ids. See the module documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {
     windows: Vec<Vec<u32>>,

@@ -45,7 +45,7 @@ pub struct Residual {
 /// activations of [`Site::width`] columns, some whole windows at a time, in order.
 pub type Hook<'a> = &'a mut dyn FnMut(Site, &[f32]);
 
-/// The forward pass over some weights. See the [module documentation](self).
+/// The forward pass over some weights. See the module documentation.
 pub struct Teacher<'a> {
     weights: &'a dyn Weights,
 }

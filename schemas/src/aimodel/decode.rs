@@ -3,10 +3,10 @@
 //! The file is not trusted: every number is compared with what is there before it
 //! is used, nothing recurses on the input, and an error says at which byte.
 //!
-//! Three passes: the sections are found and their tables read ([`tables`]); the
+//! Three passes: the sections are found and their tables read (`tables`); the
 //! attributes and types, which refer to one another in any order, are resolved
-//! with a worklist ([`entries`]); the operations are read with a stack of open
-//! regions ([`body`]). Blobs stay where they are in the map.
+//! with a worklist (`entries`); the operations are read with a stack of open
+//! regions (`body`). Blobs stay where they are in the map.
 
 mod body;
 mod cursor;
