@@ -51,6 +51,18 @@ fn main() -> ExitCode {
             drop(held);
             reason.exit_code().into()
         }
+        // Tells its id and runs until asked to stop. It starts no process: a child
+        // that is suspended between `vfork` and `exec` holds its parent in a wait
+        // that nothing suspends, and shells use `vfork`.
+        ["until-asked"] => {
+            let stop = Stop::on_signals().expect("handlers");
+            say(&std::process::id().to_string());
+            while stop.requested().is_none() {
+                thread::sleep(Duration::from_millis(5));
+            }
+            say("bye");
+            ExitCode::from(7)
+        }
         // Deaf to the first signal.
         ["deaf", mebibytes] => {
             let _stop = Stop::on_signals().expect("handlers");

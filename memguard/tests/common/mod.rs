@@ -88,13 +88,14 @@ pub(crate) fn pid(id: u32) -> Pid {
     Pid::from_raw(id.try_into().expect("small")).expect("positive")
 }
 
-/// A shell starts background jobs with SIGINT ignored, and children inherit that. A
-/// handler is reset by `exec`, so with one in place children heed SIGINT again;
-/// this one does what the default does.
+/// A shell starts background jobs with SIGINT ignored, other starters ignore SIGTSTP,
+/// and children inherit that. A handler is reset by `exec`, so with one in place
+/// children heed both again; this one does what the default does.
 fn heed_interrupts() {
-    let always = Arc::new(AtomicBool::new(true));
-    signal_hook::flag::register_conditional_default(signal_hook::consts::SIGINT, always)
-        .expect("handler");
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTSTP] {
+        let always = Arc::new(AtomicBool::new(true));
+        signal_hook::flag::register_conditional_default(signal, always).expect("handler");
+    }
 }
 
 /// Waits until `done`, or panics after a time that no machine needs.
