@@ -33,12 +33,14 @@
 //! at all thus decides how many calls a text takes, never what it says. Plain decoding
 //! is this loop without guesses.
 
+mod check;
 mod choice;
 mod pace;
 mod plan;
 mod statistics;
 mod walk;
 
+pub use check::check_drafts;
 pub use statistics::{Depth, Statistics, Switch};
 
 pub(super) use choice::{Calibration, choose};
