@@ -8,6 +8,7 @@ use anemone_schemas::exit::{EXIT_HELP, Exit};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::demo::{self, DemoOptions};
+use crate::commands::drafter::{self, DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::{self, EvalOptions};
 use crate::commands::package::{self, PackageOptions};
 use crate::commands::quantize::{self, QuantizeOptions};
@@ -41,6 +42,8 @@ enum Command {
     Quantize(QuantizeArgs),
     /// Lower a quantized store to chunk programs: a model folder that runs.
     Target(TargetArgs),
+    /// Add a drafter to a model folder: a program that guesses the next tokens.
+    Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
@@ -245,6 +248,77 @@ impl TargetArgs {
 }
 
 #[derive(Debug, Args)]
+struct DrafterArgs {
+    /// Drafter checkpoint (DSpark or DFlash): `config.json` and safetensors.
+    drafter: PathBuf,
+    /// Model folder, lowered with `--taps` of the drafter's layers.
+    #[arg(long, value_name = "FOLDER")]
+    target: PathBuf,
+    /// Folder to make; without it the model folder itself gets the drafter.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// The model's bf16 checkpoint: embedding and output layer are compared with it, and
+    /// the output layer is taken from it where the drafter has none.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Where the output layer comes from.
+    #[arg(long, value_enum, default_value = "auto")]
+    head: HeadArg,
+    /// Form of the weights.
+    #[arg(long, value_enum, default_value = "f16")]
+    weights: WeightArg,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Replace the drafter that is there.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum HeadArg {
+    /// A checkpoint if there is one, else the folder.
+    Auto,
+    /// The drafter's checkpoint or the model's.
+    Exact,
+    /// The quantized one of the model folder.
+    Chunk,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WeightArg {
+    /// Half precision.
+    F16,
+    /// 4-bit lookup tables, k-means without calibration.
+    Lut4,
+    /// 8-bit lookup tables, k-means without calibration.
+    Lut8,
+}
+
+impl DrafterArgs {
+    fn options(self) -> DrafterOptions {
+        DrafterOptions {
+            drafter: self.drafter,
+            target: self.target,
+            output: self.output,
+            model: self.model,
+            head: match self.head {
+                HeadArg::Auto => HeadSource::Auto,
+                HeadArg::Exact => HeadSource::Exact,
+                HeadArg::Chunk => HeadSource::Chunk,
+            },
+            weights: match self.weights {
+                WeightArg::F16 => WeightForm::F16,
+                WeightArg::Lut4 => WeightForm::Lut4,
+                WeightArg::Lut8 => WeightForm::Lut8,
+            },
+            jobs: self.jobs,
+            overwrite: self.overwrite,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 struct EvalArgs {
     /// Checkpoint folder of the bf16 model.
     model: PathBuf,
@@ -281,6 +355,10 @@ struct PackageArgs {
     /// Quality report written by `eval`.
     #[arg(long)]
     report: Option<PathBuf>,
+    /// Keep the drafter in the folder. Published drafters come without a licence of
+    /// their own: make sure that you may pass one on.
+    #[arg(long)]
+    with_drafter: bool,
 }
 
 #[derive(Debug, Args)]
@@ -364,6 +442,12 @@ pub fn run(cli: Cli) -> Result<(), Error> {
                 target::run(&options, ui, &stop)?;
             }
         }
+        Command::Drafter(a) => {
+            if let Some(output) = &a.output {
+                discard(a.overwrite, output)?;
+            }
+            drafter::run(&a.options(), ui, &stop)?;
+        }
         Command::Eval(a) => {
             let options = EvalOptions {
                 model: a.model,
@@ -388,6 +472,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
             let options = PackageOptions {
                 folder: a.folder,
                 report: a.report,
+                with_drafter: a.with_drafter,
             };
             package::run(&options, ui)?;
         }

@@ -2,6 +2,7 @@
 
 mod card;
 pub mod demo;
+pub mod drafter;
 pub mod eval;
 mod files;
 pub mod inspect;

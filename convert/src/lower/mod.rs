@@ -25,6 +25,7 @@
 //! be its slot, which is what token trees need.
 
 mod attention;
+mod drafter;
 mod forms;
 mod head;
 mod layer;
@@ -35,6 +36,8 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use drafter::{DrafterPlan, lower_drafter};
+pub(crate) use drafter::{ConfidenceWeights, DrafterWeights, Layer, Linear, Markov, Part};
 pub use forms::{
     ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
 };

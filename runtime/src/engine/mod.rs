@@ -14,6 +14,7 @@
 
 mod cache;
 mod draft;
+mod drafter;
 mod error;
 mod generate;
 mod inputs;
@@ -28,6 +29,7 @@ use anemone_schemas::tokenizer::TokenizerFolder;
 
 pub use cache::Cache;
 pub use draft::{Draft, Guess};
+pub use drafter::{DrafterProgram, ProgramDrafter};
 pub use error::EngineError;
 pub use generate::{Finish, Generated};
 pub use inputs::Row;
