@@ -12,8 +12,12 @@ Of each cycle the file has: text, position of the newest token, the guesses, the
 third choice of each and all three probabilities, confidences, the distances of the first
 choice's logit from the second's and of the second's from the third's, and how many guesses
 were kept. A drafter without its own embedding and output layer gets the model's.
+
+The columns `dflash_*` are for the same weights read as a DFlash drafter: a block of 16 rows
+of which all but the first guess the token at their own position, no Markov head.
 """
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -76,34 +80,53 @@ def answer(model, ids):
     return out[0].tolist()
 
 
-def decode(net, hidden, anchor):
-    """`DSparkDrafter.decode_block` with the logits kept."""
-    base, prev, logits = net.lm_head(hidden)[0], anchor, []
-    for row in base:
-        logits.append(row + net.markov_head(torch.tensor([prev]))[0])
-        prev = int(logits[-1].argmax())
-    return torch.stack(logits)
+def three(logits):
+    top = logits.topk(3)
+    return {
+        "ids": top.indices.tolist(),
+        "probabilities": logits.softmax(-1).gather(1, top.indices).tolist(),
+        "gaps": (top.values[:, :-1] - top.values[:, 1:]).tolist(),
+    }
+
+
+def recorded(net):
+    """The list that gets the final hidden states of every draft."""
+    seen, original = [], net.decode_block
+
+    def decode_block(hidden, anchor):
+        seen.append(hidden)
+        return original(hidden, anchor)
+
+    net.decode_block = decode_block
+    return seen
+
+
+def dflash(dspark, net):
+    config = dataclasses.replace(
+        net.config, block_size=16, markov_rank=0, enable_confidence_head=False
+    )
+    other = dspark.DSparkDrafter(config)
+    own = other.state_dict()
+    other.load_state_dict({k: v for k, v in net.state_dict().items() if k in own}, strict=True)
+    return other.eval()
 
 
 @torch.no_grad()
-def cycles(net, taps, text, first):
-    cache = net.new_cache()
+def cycles(net, flash, taps, text, first):
+    caches = net.new_cache(), flash.new_cache()
+    hidden, flash_hidden = recorded(net), recorded(flash)
     a, known = first, 0
     while a + 1 < len(text):
-        kept_hidden = {}
-        original = net.decode_block
-
-        def tapped(hidden, anchor):
-            kept_hidden["h"] = hidden
-            return original(hidden, anchor)
-
-        net.decode_block = tapped
-        draft = net.draft(text[a], cache, taps[:, known:a])
-        net.decode_block = original
-        logits = decode(net, kept_hidden["h"], text[a])
-        top = logits.topk(3)
-        assert top.indices[:, 0].tolist() == draft.tokens
-        assert top.indices[:, 1].tolist() == draft.runner_up
+        draft = net.draft(text[a], caches[0], taps[:, known:a])
+        flash.draft(text[a], caches[1], taps[:, known:a])
+        base, prev, logits = net.lm_head(hidden[-1])[0], text[a], []
+        for row in base:
+            logits.append(row + net.markov_head(torch.tensor([prev]))[0])
+            prev = int(logits[-1].argmax())
+        found = three(torch.stack(logits))
+        assert [i[0] for i in found["ids"]] == draft.tokens
+        assert [i[1] for i in found["ids"]] == draft.runner_up
+        other = three(flash.lm_head(flash_hidden[-1])[0][1:])
         kept = 0
         while kept < len(draft.tokens) and a + 1 + kept < len(text):
             if draft.tokens[kept] != text[a + 1 + kept]:
@@ -112,10 +135,9 @@ def cycles(net, taps, text, first):
         yield {
             "anchors": a,
             "kept": kept,
-            "ids": top.indices.tolist(),
-            "probabilities": logits.softmax(-1).gather(1, top.indices).tolist(),
-            "gaps": (top.values[:, :-1] - top.values[:, 1:]).tolist(),
             "confidences": draft.confidence,
+            **found,
+            **{f"dflash_{key}": value for key, value in other.items()},
         }
         known, a = a, a + kept + 1
 
@@ -131,6 +153,7 @@ def main():
         model_dir, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     net = load_drafter(dspark, drafter_dir, model)
+    flash = dflash(dspark, net)
     texts, domains, found = [], [], []
     for domain, prompt in prompts(tokenizer, text_dir):
         text = answer(model, prompt)
@@ -138,12 +161,12 @@ def main():
             states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
         taps = torch.cat([states[i + 1] for i in net.config.target_layer_ids], dim=-1)
         taps = taps.half().float()
-        for cycle in cycles(net, taps, text, len(prompt)):
+        for cycle in cycles(net, flash, taps, text, len(prompt)):
             cycle["texts"] = len(texts)
             found.append(cycle)
         texts.append(text)
         domains.append(["docs", "code", "chat"].index(domain))
-    ints = {"anchors", "kept", "texts", "ids"}
+    ints = {"anchors", "kept", "texts", "ids", "dflash_ids"}
     columns = {
         key: np.array([c[key] for c in found], np.int32 if key in ints else np.float32)
         for key in found[0]

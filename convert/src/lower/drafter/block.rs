@@ -96,7 +96,7 @@ fn attend(
     let spec = shape.spec;
     let (heads, groups, b, d) = (spec.heads, spec.kv_heads, spec.block, spec.head_dim);
     let q = g.reshape(q, &[1, groups, heads / groups * b, d]);
-    let mut scores = |g: &mut GraphBuilder<'_>, keys: ValueId| {
+    let scores = |g: &mut GraphBuilder<'_>, keys: ValueId| {
         let keys = g.transpose(keys, &[0, 1, 3, 2]);
         let scores = g.batch_matmul(q, keys);
         g.cast(scores, Elem::F32)
