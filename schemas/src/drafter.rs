@@ -189,7 +189,10 @@ impl DrafterCheckpoint {
         config::refuse_foreign_tensors(dir, tensors.keys())?;
         let mut used = BTreeMap::new();
         let table = vec![spec.vocab, spec.hidden];
-        let optional = [(EMBEDDING.to_owned(), table.clone()), (LM_HEAD.to_owned(), table)];
+        let optional = [
+            (EMBEDDING.to_owned(), table.clone()),
+            (LM_HEAD.to_owned(), table),
+        ];
         for (i, (name, shape)) in optional.into_iter().chain(spec.tensors()).enumerate() {
             let Some(located) = tensors.remove(&name) else {
                 if i < 2 {
@@ -254,13 +257,10 @@ impl DrafterCheckpoint {
     /// # Errors
     /// [`Error::NoSuchTensor`].
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, Error> {
-        let located = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| Error::NoSuchTensor {
-                dir: self.dir.clone(),
-                tensor: name.to_owned(),
-            })?;
+        let located = self.tensors.get(name).ok_or_else(|| Error::NoSuchTensor {
+            dir: self.dir.clone(),
+            tensor: name.to_owned(),
+        })?;
         Ok(located.view(&self.shards))
     }
 

@@ -60,7 +60,11 @@ impl Walk {
         let anchors = reference.ints("anchors");
         let per = ids.len() / anchors.len();
         let (probabilities, gaps) = (column("probabilities"), column("gaps"));
-        let confidences = if dflash { Vec::new() } else { column("confidences") };
+        let confidences = if dflash {
+            Vec::new()
+        } else {
+            column("confidences")
+        };
         let (kept, of) = (reference.ints("kept"), reference.ints("texts"));
         let cycles = (0..anchors.len()).map(|i| Cycle {
             text: of[i] as usize,
@@ -68,12 +72,23 @@ impl Walk {
             kept: kept[i] as usize,
             ids: ids[i * per..(i + 1) * per].as_chunks().0.to_vec(),
             probabilities: probabilities[i * per..(i + 1) * per].as_chunks().0.to_vec(),
-            gaps: gaps[i * per / 3 * 2..(i + 1) * per / 3 * 2].as_chunks().0.to_vec(),
-            confidences: confidences.chunks(per / 3).nth(i).unwrap_or_default().to_vec(),
+            gaps: gaps[i * per / 3 * 2..(i + 1) * per / 3 * 2]
+                .as_chunks()
+                .0
+                .to_vec(),
+            confidences: confidences
+                .chunks(per / 3)
+                .nth(i)
+                .unwrap_or_default()
+                .to_vec(),
         });
         Self {
             cycles: cycles.collect(),
-            domains: reference.ints("domains").iter().map(|&d| d as usize).collect(),
+            domains: reference
+                .ints("domains")
+                .iter()
+                .map(|&d| d as usize)
+                .collect(),
             texts,
         }
     }
@@ -163,6 +178,7 @@ impl Agreement {
 
     /// Guesses kept in the mean, by domain.
     pub fn means(&self) -> [f64; 3] {
-        self.kept.map(|[sum, cycles]| sum as f64 / cycles.max(1) as f64)
+        self.kept
+            .map(|[sum, cycles]| sum as f64 / cycles.max(1) as f64)
     }
 }

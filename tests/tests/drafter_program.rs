@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -17,8 +18,8 @@ use anemone_convert::commands::{inspect, lint, verify};
 use anemone_convert::lint::LintOptions;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
-use anemone_runtime::engine::{Draft, DrafterProgram, Guess, ProgramDrafter};
 use anemone_runtime::Tensor;
+use anemone_runtime::engine::{Draft, DrafterProgram, Guess, ProgramDrafter};
 use anemone_schemas::aimodel::ir::Elem;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::manifest::{DrafterHead, Manifest};
@@ -75,7 +76,10 @@ fn dflash_checkpoint() -> PathBuf {
         .map(|key| (key, map.remove(key).unwrap()))
         .collect();
     map.retain(|key, _| !key.starts_with("markov") && !key.contains("confidence"));
-    map.insert("architectures".into(), serde_json::json!(["DFlashDraftModel"]));
+    map.insert(
+        "architectures".into(),
+        serde_json::json!(["DFlashDraftModel"]),
+    );
     map.insert("dflash_config".into(), serde_json::json!(ids));
     map.insert("block_size".into(), 16.into());
     fs::write(dir.join("config.json"), config.to_string()).unwrap();
@@ -94,13 +98,21 @@ fn dflash_checkpoint() -> PathBuf {
 }
 
 fn walk(dflash: bool) -> Walk {
-    Walk::open("tiny-dspark", &data("tiny-qwen3"), &data("tiny-dspark"), dflash)
+    Walk::open(
+        "tiny-dspark",
+        &data("tiny-qwen3"),
+        &data("tiny-dspark"),
+        dflash,
+    )
 }
 
 /// Taps of every text of a walk, by the f32 model.
 fn all_taps(walk: &Walk, layers: &[usize]) -> Vec<Vec<Vec<f16>>> {
     let model = Checkpoint::open(&data("tiny-qwen3")).unwrap();
-    walk.texts.iter().map(|text| taps(&model, text, layers)).collect()
+    walk.texts
+        .iter()
+        .map(|text| taps(&model, text, layers))
+        .collect()
 }
 
 /// Gives a drafter rows `from..to` of a text's taps, as calls of at most `width` rows
@@ -147,7 +159,10 @@ fn ours(folder: &Path, walk: &Walk) -> Agreement {
 fn check(found: &Agreement, what: &str) {
     println!("{what}: {found:?}, kept in the mean {:.3?}", found.means());
     let ties = 100.0 * found.firsts as f64 / found.guesses as f64;
-    assert!(ties <= TIES_PER_CENT, "{ties:.2}% of the first choices differ");
+    assert!(
+        ties <= TIES_PER_CENT,
+        "{ties:.2}% of the first choices differ"
+    );
     assert!(found.probability <= TOLERANCE && found.confidence <= TOLERANCE);
 }
 
@@ -155,14 +170,20 @@ fn check(found: &Agreement, what: &str) {
 fn check_kept(walk: &Walk, found: &Agreement) {
     let expected: usize = walk.cycles.iter().map(|c| c.kept).sum();
     let kept: usize = found.kept.iter().map(|k| k[0]).sum();
-    assert!(expected.abs_diff(kept) <= 7 * found.firsts, "{kept}, expected {expected}");
+    assert!(
+        expected.abs_diff(kept) <= 7 * found.firsts,
+        "{kept}, expected {expected}"
+    );
 }
 
 #[test]
 fn guesses_are_those_of_the_reference() {
     let walk = walk(false);
     assert!(walk.cycles.len() >= 200);
-    assert!(walk.cycles.iter().any(|c| c.anchor > 300), "a text must outgrow 256 slots");
+    assert!(
+        walk.cycles.iter().any(|c| c.anchor > 300),
+        "a text must outgrow 256 slots"
+    );
     let found = ours(folder(), &walk);
     check(&found, "ours");
     check_kept(&walk, &found);
@@ -173,7 +194,10 @@ fn masks_of_a_dflash_drafter_guess_as_in_the_reference() {
     let output = scratch("dflash-folder").join("folder");
     let manifest = convert(&options(&dflash_checkpoint(), output.clone()));
     let info = manifest.drafter.unwrap();
-    assert_eq!((info.block, info.guesses, info.confidences), (16, 15, false));
+    assert_eq!(
+        (info.block, info.guesses, info.confidences),
+        (16, 15, false)
+    );
     assert_eq!(info.embedding, manifest.embedding);
     verify::run(&output, Ui::Quiet).unwrap();
     let walk = walk(true);
@@ -200,9 +224,27 @@ impl Inputs<'_> {
         [table(f32::cos), table(f32::sin)]
     }
 
-    /// A call with rows `from..to`, then nothing or a draft after them.
-    fn call(&self, text: &[u32], taps: &[Vec<f16>], from: usize, to: usize, context: usize, drafts: bool) -> Call {
-        let (d, n) = (self.hidden, if drafts { self.info.rows } else { self.info.prefill_rows });
+    /// A call with these rows of a text, then nothing or a draft after them.
+    fn call(
+        &self,
+        text: &[u32],
+        taps: &[Vec<f16>],
+        rows: Range<usize>,
+        context: usize,
+        drafts: bool,
+    ) -> Call {
+        let Range {
+            start: from,
+            end: to,
+        } = rows;
+        let (d, n) = (
+            self.hidden,
+            if drafts {
+                self.info.rows
+            } else {
+                self.info.prefill_rows
+            },
+        );
         let name = if drafts { "draft" } else { "extend" };
         let mut call = Call::new(&format!("{name}_{context}"));
         for (layer, rows) in self.info.taps.iter().zip(taps) {
@@ -221,7 +263,11 @@ impl Inputs<'_> {
         let block = self.info.block;
         let mut bytes = Vec::new();
         for row in 0..block {
-            let id = if row == 0 { text[to] } else { self.info.mask_id } as usize;
+            let id = if row == 0 {
+                text[to]
+            } else {
+                self.info.mask_id
+            } as usize;
             bytes.extend_from_slice(&self.embedding[id * d * 2..(id + 1) * d * 2]);
         }
         let embedded = Apple {
@@ -230,7 +276,9 @@ impl Inputs<'_> {
             bytes,
         };
         let slots = context + self.info.spare_slots;
-        let mask: Vec<f32> = (0..slots).map(|s| if s < to { 0.0 } else { -40_000.0 }).collect();
+        let mask: Vec<f32> = (0..slots)
+            .map(|s| if s < to { 0.0 } else { -40_000.0 })
+            .collect();
         let [cos, sin] = self.rope(to, block);
         call.input("block_input", embedded)
             .input("block_cos", cos)
@@ -266,27 +314,33 @@ fn apples_runtime_guesses_the_same() {
     };
     let walk = walk(false);
     let taps = all_taps(&walk, &info.taps);
-    let mut found = Agreement::default();
+    let (mut calls, mut drafts) = (Vec::new(), Vec::new());
     for (text, ids) in walk.texts.iter().enumerate() {
         let longest = walk.cycles_of(text).map(|c| c.anchor).max().unwrap();
         let context = if longest <= 256 { 256 } else { 512 };
-        let (mut calls, mut drafts) = (Vec::new(), Vec::new());
-        let mut known = 0;
+        let (first, mut known) = (calls.len(), 0);
         for cycle in walk.cycles_of(text) {
             while cycle.anchor - known > info.rows {
                 let to = cycle.anchor.min(known + info.prefill_rows);
-                calls.push(inputs.call(ids, &taps[text], known, to, context, false));
+                calls.push(inputs.call(ids, &taps[text], known..to, context, false));
                 known = to;
             }
             drafts.push((calls.len(), cycle));
-            calls.push(inputs.call(ids, &taps[text], known, cycle.anchor, context, true));
+            calls.push(inputs.call(ids, &taps[text], known..cycle.anchor, context, true));
             known = cycle.anchor;
         }
-        let report = oracle::report(&path.join(&info.path), &calls).unwrap();
-        assert_eq!(report.compatibility.as_deref(), Some("27.0"));
-        for (at, cycle) in drafts {
-            found.add(&walk, cycle, &guesses(&report.calls[at]));
+        let slots = context + info.spare_slots;
+        let shape = [info.layers, 1, info.kv_heads, slots, info.head_dim];
+        for state in ["key_cache", "value_cache"] {
+            let zeros = Apple::zeros(Elem::F16, &shape);
+            calls[first].states.push((state.into(), zeros));
         }
+    }
+    let report = oracle::report(&path.join(&info.path), &calls).unwrap();
+    assert_eq!(report.compatibility.as_deref(), Some("27.0"));
+    let mut found = Agreement::default();
+    for (at, cycle) in drafts {
+        found.add(&walk, cycle, &guesses(&report.calls[at]));
     }
     check(&found, "Apple's");
     check_kept(&walk, &found);
@@ -298,12 +352,17 @@ fn apples_runtime_guesses_the_same() {
 fn drafts_depend_on_the_rows_alone() {
     let walk = walk(false);
     let program = DrafterProgram::open(folder(), 1).unwrap().unwrap();
-    let text = (0..walk.texts.len()).max_by_key(|&t| walk.texts[t].len()).unwrap();
+    let text = (0..walk.texts.len())
+        .max_by_key(|&t| walk.texts[t].len())
+        .unwrap();
     let ids = &walk.texts[text];
     let model = Checkpoint::open(&data("tiny-qwen3")).unwrap();
     let right = taps(&model, ids, &[1, 2, 3, 5, 6]);
     let mut wrong = right.clone();
-    wrong.iter_mut().flatten().for_each(|v| *v = f16::from_f32(3.0) - *v);
+    wrong
+        .iter_mut()
+        .flatten()
+        .for_each(|v| *v = f16::from_f32(3.0) - *v);
     let at = ids.len() - 8;
     let mut plain = ProgramDrafter::new(&program);
     extend(&mut plain, &right, 0, at, 64);
@@ -329,14 +388,22 @@ fn drafts_depend_on_the_rows_alone() {
     // Fewer guesses are the first of them; nothing is said of a text it does not know.
     assert_eq!(back.propose(&ids[..=at], 3).unwrap(), expected[..3]);
     assert!(back.propose(&ids[..at + 3], 7).unwrap().is_empty());
-    assert!(ProgramDrafter::new(&program).propose(&ids[..1], 7).unwrap().is_empty());
+    assert!(
+        ProgramDrafter::new(&program)
+            .propose(&ids[..1], 7)
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
 fn tables_that_equal_the_models_are_shared() {
     let manifest = Manifest::read(folder()).unwrap();
     let info = manifest.drafter.as_ref().unwrap();
-    assert_eq!((&info.embedding, info.head), (&manifest.embedding, DrafterHead::Model));
+    assert_eq!(
+        (&info.embedding, info.head),
+        (&manifest.embedding, DrafterHead::Model)
+    );
     assert_eq!(info.taps, [1, 2, 3, 5, 6]);
     // Another embedding is kept beside the model's.
     let dir = scratch("other-tables");
@@ -363,10 +430,19 @@ fn the_other_commands_know_a_drafter() {
     let path = folder();
     let manifest = verify::run(path, Ui::Quiet).unwrap();
     assert!(manifest.files.contains_key("drafter.aimodel/main.mlirb"));
-    assert!(inspect::run(path, false).unwrap().contains("DSpark drafter, 7 guesses"));
+    assert!(
+        inspect::run(path, false)
+            .unwrap()
+            .contains("DSpark drafter, 7 guesses")
+    );
     let report = lint::run(path, &LintOptions::default()).unwrap();
     assert_eq!(report.errors(), 0);
-    assert!(report.programs.iter().all(|p| !p.path.ends_with("drafter.aimodel")));
+    assert!(
+        report
+            .programs
+            .iter()
+            .all(|p| !p.path.ends_with("drafter.aimodel"))
+    );
     let options = PackageOptions {
         folder: path.to_path_buf(),
         report: None,
@@ -398,7 +474,10 @@ fn a_drafter_comes_and_goes_in_place() {
     });
     assert_eq!(manifest.drafter.unwrap().weights, "lut4-g32");
     verify::run(&copy, Ui::Quiet).unwrap();
-    let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let left: Vec<_> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
     assert_eq!(left, ["folder"], "nothing may be left beside the folder");
 }
 
@@ -459,7 +538,9 @@ fn compressed_weights_guess_nearly_as_well() {
         (WeightForm::Lut8, HeadSource::Exact, 0.95),
         (WeightForm::Lut4, HeadSource::Exact, 0.7),
     ] {
-        let opened = DrafterProgram::open(&program(weights, head), 1).unwrap().unwrap();
+        let opened = DrafterProgram::open(&program(weights, head), 1)
+            .unwrap()
+            .unwrap();
         let mut kept = 0;
         for (text, ids) in walk.texts.iter().enumerate() {
             let mut drafter = ProgramDrafter::new(&opened);
@@ -467,7 +548,8 @@ fn compressed_weights_guess_nearly_as_well() {
                 let known = drafter.len();
                 extend(&mut drafter, &taps[text], known, cycle.anchor, 64);
                 let guesses = drafter.propose(&ids[..=cycle.anchor], 7).unwrap();
-                let agrees = |(j, g): &(usize, &Guess)| ids.get(cycle.anchor + 1 + j) == Some(&g.id);
+                let agrees =
+                    |(j, g): &(usize, &Guess)| ids.get(cycle.anchor + 1 + j) == Some(&g.id);
                 kept += guesses.iter().enumerate().take_while(agrees).count();
             }
         }

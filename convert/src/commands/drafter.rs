@@ -86,7 +86,11 @@ pub fn run(options: &DrafterOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Er
         .hint("pass `--overwrite`, or `-o` with another folder"));
     }
     let stage = ui.stage("drafter", 5);
-    let model = options.model.as_deref().map(|dir| open_model(dir, &manifest)).transpose()?;
+    let model = options
+        .model
+        .as_deref()
+        .map(|dir| open_model(dir, &manifest))
+        .transpose()?;
     stage.step("checks");
     let place = Place::prepare(&options.target, options.output.as_deref())?;
     let mut tables = Tables::new(&checkpoint, &manifest, &options.target, model.as_ref());
@@ -130,7 +134,13 @@ pub fn run(options: &DrafterOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Er
     };
     stage.step("program");
     stop.check()?;
-    manifest.drafter = Some(describe(&plan, &checkpoint, embedding, head, options.weights));
+    manifest.drafter = Some(describe(
+        &plan,
+        &checkpoint,
+        embedding,
+        head,
+        options.weights,
+    ));
     let manifest = place.install(manifest)?;
     stage.step("manifest");
     Ok(manifest)
@@ -199,7 +209,11 @@ fn fits(spec: &DrafterSpec, folder: &Manifest, options: &DrafterOptions) -> Resu
             "the drafter reads the hidden states after layers {taps}, the programs in `{}` give \
              out {}",
             options.target.display(),
-            if exported.is_empty() { "none".to_string() } else { list(&exported) }
+            if exported.is_empty() {
+                "none".to_string()
+            } else {
+                list(&exported)
+            }
         ))
         .hint(format!(
             "lower the model again: `anemone-convert target STORE -o {} --taps {taps} --chunks {} \

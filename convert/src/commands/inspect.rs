@@ -195,7 +195,10 @@ fn folder(path: &Path) -> Result<String, Error> {
         );
     }
     if let Some(d) = &m.drafter {
-        let files = m.files.iter().filter(|(p, _)| p.starts_with(&format!("{}/", d.path)));
+        let files = m
+            .files
+            .iter()
+            .filter(|(p, _)| p.starts_with(&format!("{}/", d.path)));
         let bytes: u64 = files.map(|(_, f)| f.bytes).sum();
         let _ = writeln!(
             out,

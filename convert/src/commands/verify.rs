@@ -138,8 +138,16 @@ fn drafter(folder: &Path, manifest: &Manifest, info: &Drafter) -> Result<(), Err
             let slots = context + info.spare_slots;
             let cache = vec![info.layers, 1, info.kv_heads, slots, info.head_dim];
             let mut inputs = vec![
-                ("context_cos".to_string(), Elem::F32, vec![rows, info.head_dim]),
-                ("context_sin".to_string(), Elem::F32, vec![rows, info.head_dim]),
+                (
+                    "context_cos".to_string(),
+                    Elem::F32,
+                    vec![rows, info.head_dim],
+                ),
+                (
+                    "context_sin".to_string(),
+                    Elem::F32,
+                    vec![rows, info.head_dim],
+                ),
                 ("in_step".to_string(), Elem::Si32, vec![1]),
                 ("key_cache".to_string(), Elem::F16, cache.clone()),
                 ("value_cache".to_string(), Elem::F16, cache),
@@ -152,7 +160,7 @@ fn drafter(folder: &Path, manifest: &Manifest, info: &Drafter) -> Result<(), Err
                 .ok_or_else(|| wrong(format!("no function `{name}`")))?;
             takes(&module, &graph, &inputs).map_err(wrong)?;
             let outputs: &[&str] = match (kind, info.confidences) {
-                ("extend", _) => &[],
+                ("extend", _) => &["out_done"],
                 (_, true) => &["out_ids", "out_probabilities", "out_confidences"],
                 (_, false) => &["out_ids", "out_probabilities"],
             };

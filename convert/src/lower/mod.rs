@@ -36,8 +36,8 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use drafter::{DrafterPlan, lower_drafter};
 pub(crate) use drafter::{ConfidenceWeights, DrafterWeights, Layer, Linear, Markov, Part};
+pub(crate) use drafter::{DrafterPlan, lower_drafter};
 pub use forms::{
     ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
 };

@@ -169,7 +169,10 @@ impl ProgramDrafter {
             max: *info.contexts.last().expect("checked when read"),
         })?;
         let spare = info.spare_slots;
-        let (old, new) = ((self.context + spare) * info.head_dim, (context + spare) * info.head_dim);
+        let (old, new) = (
+            (self.context + spare) * info.head_dim,
+            (context + spare) * info.head_dim,
+        );
         let mut wide = self.program.states(context);
         for (to, from) in wide.iter_mut().zip(&self.states) {
             if let (Data::F16(to), Data::F16(from)) = (to.data_mut(), from.data()) {
@@ -214,7 +217,11 @@ impl ProgramDrafter {
         let step = tensor(&[1], vec![step]);
         let mut inputs: Vec<(&str, &Tensor)> =
             taps.iter().map(|(name, t)| (name.as_str(), t)).collect();
-        inputs.extend([("context_cos", &cos), ("context_sin", &sin), ("in_step", &step)]);
+        inputs.extend([
+            ("context_cos", &cos),
+            ("context_sin", &sin),
+            ("in_step", &step),
+        ]);
         inputs.extend(more.iter().map(|(name, t)| (*name, t)));
         let [keys, values] = &mut self.states;
         let states = &mut [("key_cache", keys), ("value_cache", values)];
@@ -234,7 +241,10 @@ impl Draft for ProgramDrafter {
         let wanted = &program.info.taps;
         let mut read = Vec::with_capacity(wanted.len());
         for &layer in wanted {
-            let tap = taps.iter().find(|t| t.0 == layer).and_then(|t| t.1.as_f16());
+            let tap = taps
+                .iter()
+                .find(|t| t.0 == layer)
+                .and_then(|t| t.1.as_f16());
             read.push(tap.ok_or(EngineError::NoTap { layer })?);
         }
         let d = program.hidden;
@@ -248,7 +258,9 @@ impl Draft for ProgramDrafter {
             self.truncate(position);
             let parts = read.iter().zip(wanted).map(|(tap, &layer)| {
                 let values = tap.get(row * d..(row + 1) * d);
-                values.map(<[f16]>::to_vec).ok_or(EngineError::NoTap { layer })
+                values
+                    .map(<[f16]>::to_vec)
+                    .ok_or(EngineError::NoTap { layer })
             });
             self.waiting.push_back(parts.collect::<Result<_, _>>()?);
         }
@@ -260,7 +272,12 @@ impl Draft for ProgramDrafter {
             return Ok(Vec::new());
         };
         self.truncate(before.len());
-        let largest = *self.program.info.contexts.last().expect("checked when read");
+        let largest = *self
+            .program
+            .info
+            .contexts
+            .last()
+            .expect("checked when read");
         // Without all rows before the anchor, or without room, there is nothing to say.
         if before.is_empty() || self.len() < before.len() || before.len() > largest || most == 0 {
             return Ok(Vec::new());

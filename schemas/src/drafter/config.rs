@@ -17,10 +17,19 @@ const MAX_BLOCK: usize = 64;
 
 /// Keys that only other packagings have, with what each means.
 const FOREIGN_KEYS: [(&str, &str); 6] = [
-    ("speculators_model_type", "DeepSpec's and z-lab's own packaging, not that of `speculators`"),
-    ("transformer_layer_config", "DeepSpec's and z-lab's own packaging, not that of `speculators`"),
+    (
+        "speculators_model_type",
+        "DeepSpec's and z-lab's own packaging, not that of `speculators`",
+    ),
+    (
+        "transformer_layer_config",
+        "DeepSpec's and z-lab's own packaging, not that of `speculators`",
+    ),
     ("attention_sinks", "drafters without attention sinks"),
-    ("log_snr_conditioning", "drafters without log-SNR conditioning"),
+    (
+        "log_snr_conditioning",
+        "drafters without log-SNR conditioning",
+    ),
     ("quantization_config", "unquantized checkpoints"),
     ("d2t", "drafters with the target's whole vocabulary"),
 ];
@@ -118,10 +127,7 @@ fn kind(config: &Object<'_>) -> Result<DrafterKind, Error> {
 }
 
 /// Width of the Markov head and input of the confidence head.
-fn heads_of(
-    config: &Object<'_>,
-    kind: DrafterKind,
-) -> Result<(usize, Option<Confidence>), Error> {
+fn heads_of(config: &Object<'_>, kind: DrafterKind) -> Result<(usize, Option<Confidence>), Error> {
     let rank = match config.get("markov_rank") {
         None => 0,
         Some(_) => config.count("markov_rank", 0, MAX_DIMENSION)?,
@@ -173,7 +179,10 @@ fn refuse_foreign_keys(config: &Object<'_>) -> Result<(), Error> {
             return Err(config.unsupported(key, found, supported));
         }
     }
-    let embedded = config.map.iter().find(|(key, _)| key.starts_with("dspark_"));
+    let embedded = config
+        .map
+        .iter()
+        .find(|(key, _)| key.starts_with("dspark_"));
     if let Some((key, found)) = embedded {
         let supported = "a drafter in a folder of its own, not one embedded in its target";
         return Err(config.unsupported(key, found, supported));
@@ -183,7 +192,11 @@ fn refuse_foreign_keys(config: &Object<'_>) -> Result<(), Error> {
         ("attention_bias", false.into(), "`false`"),
         ("use_sliding_window", false.into(), "`false`"),
         ("causal", false.into(), "blocks that see all of themselves"),
-        ("is_causal", false.into(), "blocks that see all of themselves"),
+        (
+            "is_causal",
+            false.into(),
+            "blocks that see all of themselves",
+        ),
         ("rope_interleaved", false.into(), "rotary halves, not pairs"),
         ("sample_from_anchor", true.into(), "an anchor that guesses"),
         ("logits_start", 0.into(), "an anchor that guesses"),

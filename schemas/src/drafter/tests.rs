@@ -33,8 +33,13 @@ impl Toy {
         let mut toy = Self::dspark();
         let map = toy.config.as_object_mut().unwrap();
         for key in [
-            "rope_parameters", "mask_token_id", "target_layer_ids", "markov_rank",
-            "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+            "rope_parameters",
+            "mask_token_id",
+            "target_layer_ids",
+            "markov_rank",
+            "markov_head_type",
+            "enable_confidence_head",
+            "confidence_head_with_markov",
         ] {
             map.remove(key);
         }
@@ -87,8 +92,13 @@ impl Toy {
     /// The message of a config or tensors that are refused.
     fn refusal(&self) -> String {
         let error = self.open().unwrap_err();
-        assert!(error.to_string().contains(&self.dir.path().display().to_string()) || 
-            matches!(error, Error::Shape { .. }), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains(&self.dir.path().display().to_string())
+                || matches!(error, Error::Shape { .. }),
+            "{error}"
+        );
         error.to_string()
     }
 }
@@ -142,18 +152,34 @@ fn either_spelling_of_the_rotary_base_is_read() {
 fn variants_are_refused_by_name() {
     for (key, value, expected) in [
         ("speculators_model_type", json!("dspark"), "speculators"),
-        ("architectures", json!(["DSparkDraftModel"]), "DSparkDraftModel"),
-        ("dflash_config", json!({"projector_type": "dspark"}), "SpecForge"),
+        (
+            "architectures",
+            json!(["DSparkDraftModel"]),
+            "DSparkDraftModel",
+        ),
+        (
+            "dflash_config",
+            json!({"projector_type": "dspark"}),
+            "SpecForge",
+        ),
         ("markov_head_type", json!("gated"), "vanilla"),
         ("log_snr_conditioning", json!(true), "log-SNR"),
         ("causal", json!(true), "see all of themselves"),
         ("attention_sinks", json!(true), "attention sinks"),
-        ("layer_types", json!(["sliding_attention", "full_attention"]), "full_attention"),
+        (
+            "layer_types",
+            json!(["sliding_attention", "full_attention"]),
+            "full_attention",
+        ),
         ("rope_interleaved", json!(true), "rotary halves"),
         ("sample_from_anchor", json!(false), "anchor that guesses"),
         ("draft_vocab_size", json!(8), "whole vocabulary"),
         ("dspark_block_size", json!(5), "embedded in its target"),
-        ("rope_parameters", json!({"rope_type": "su", "rope_theta": 1e4}), "rope_type"),
+        (
+            "rope_parameters",
+            json!({"rope_type": "su", "rope_theta": 1e4}),
+            "rope_type",
+        ),
     ] {
         let mut toy = Toy::dspark();
         toy.config[key] = value;

@@ -56,7 +56,10 @@ impl Place {
             Error::usage(e.to_string()).hint("choose another output folder, or pass `--overwrite`")
         })?;
         let files = list(target).map_err(|e| Error::io(target, &e))?;
-        for file in files.iter().filter(|f| !is_drafters(f) && *f != MANIFEST_FILE) {
+        for file in files
+            .iter()
+            .filter(|f| !is_drafters(f) && *f != MANIFEST_FILE)
+        {
             let (from, to) = (target.join(file), staged.path().join(file));
             link(&from, &to).map_err(|e| Error::io(&from, &e))?;
         }

@@ -103,7 +103,8 @@ impl<'a> Tables<'a> {
             self.same[i] = match self.model {
                 _ if !self.checkpoint.has(name) => Some(true),
                 Some(model) => {
-                    let (ours, theirs) = (self.checkpoint.tensor(name)?, model.tensor(of_model(i))?);
+                    let (ours, theirs) =
+                        (self.checkpoint.tensor(name)?, model.tensor(of_model(i))?);
                     Some(ours.dtype == theirs.dtype && ours.bytes == theirs.bytes)
                 }
                 None if in_folder => Some(self.equals_table(name)?),
@@ -186,7 +187,8 @@ impl<'a> Tables<'a> {
             },
             stop,
         };
-        let vector = |name: &str| -> Result<Vec<f32>, Error> { Ok(self.checkpoint.read_f32(name)?) };
+        let vector =
+            |name: &str| -> Result<Vec<f32>, Error> { Ok(self.checkpoint.read_f32(name)?) };
         let fuse = writer.linear(module, drafter::FUSE)?;
         let mut layers = Vec::with_capacity(spec.layers);
         for l in 0..spec.layers {
@@ -280,7 +282,12 @@ fn lookup_tables(program: &Module, function: &str, name: &str) -> Vec<(usize, Pa
     let Some(graph) = program.graph(function) else {
         return Vec::new();
     };
-    let ops: Vec<&Op> = program.region(graph.region).ops.iter().map(|&o| program.op(o)).collect();
+    let ops: Vec<&Op> = program
+        .region(graph.region)
+        .ops
+        .iter()
+        .map(|&o| program.op(o))
+        .collect();
     let blob = |value| {
         let constant = ops.iter().find(|o| o.results.contains(&value))?;
         match program.attr(constant.prop("value")?) {
@@ -292,7 +299,10 @@ fn lookup_tables(program: &Module, function: &str, name: &str) -> Vec<(usize, Pa
         let [indices, tables, ..] = op.operands[..] else {
             return None;
         };
-        let (elem, shape) = (program.tensor_type(indices)?.elem, program.tensor_type(indices)?.dims()?);
+        let (elem, shape) = (
+            program.tensor_type(indices)?.elem,
+            program.tensor_type(indices)?.dims()?,
+        );
         let groups = *program.tensor_type(tables)?.dims()?.first()?;
         let (indices, tables) = (blob(indices)?, blob(tables)?);
         let rows = *shape.first()?;
@@ -344,7 +354,12 @@ impl Writer<'_> {
         }
     }
 
-    fn matrix(&mut self, module: &mut Module, from: Source<'_>, name: &str) -> Result<Linear, Error> {
+    fn matrix(
+        &mut self,
+        module: &mut Module,
+        from: Source<'_>,
+        name: &str,
+    ) -> Result<Linear, Error> {
         let shape = from.shape(self.tables.checkpoint)?;
         let [rows, _] = shape;
         let part = match &self.quantizer {
@@ -359,7 +374,8 @@ impl Writer<'_> {
     }
 
     fn f16(&mut self, from: Source<'_>) -> Result<BlobData, Error> {
-        self.scratch.convert(self.tables.checkpoint, from, self.stop)
+        self.scratch
+            .convert(self.tables.checkpoint, from, self.stop)
     }
 }
 
@@ -438,7 +454,9 @@ impl Scratch {
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<BlobData, Error> {
-        self.out.write_all(bytes).map_err(|e| Error::io(&self.path, &e))?;
+        self.out
+            .write_all(bytes)
+            .map_err(|e| Error::io(&self.path, &e))?;
         let data = BlobData::File {
             path: self.path.clone(),
             offset: self.at,
@@ -465,7 +483,9 @@ impl Scratch {
             halves(values, &mut buffer);
             let large = values.iter().find(|v| f16::from_f32(**v).is_infinite());
             failure = match large {
-                Some(v) => Some(Error::bad_input(format!("a weight of {v} is too large for fp16"))),
+                Some(v) => Some(Error::bad_input(format!(
+                    "a weight of {v} is too large for fp16"
+                ))),
                 None => stop.check().and_then(|()| self.append(&buffer)).err(),
             };
         };
@@ -475,7 +495,8 @@ impl Scratch {
                 let [rows, cols] = from.shape(checkpoint)?;
                 let step = (BLOCK / cols).max(1);
                 for first in (0..rows).step_by(step) {
-                    let rows: Vec<u32> = (first..rows.min(first + step)).map(|r| r as u32).collect();
+                    let rows: Vec<u32> =
+                        (first..rows.min(first + step)).map(|r| r as u32).collect();
                     each(&model.read_rows_f32(LM_HEAD, &rows)?);
                 }
             }

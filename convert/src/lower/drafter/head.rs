@@ -38,7 +38,11 @@ pub(super) fn guess(
         _ => hidden,
     };
     let rows = g.cast(hidden, Elem::F16);
-    let parts: Vec<ValueId> = weights.head.iter().map(|part| part.apply(g, rows)).collect();
+    let parts: Vec<ValueId> = weights
+        .head
+        .iter()
+        .map(|part| part.apply(g, rows))
+        .collect();
     let base = match parts[..] {
         [one] => one,
         _ => g.concat(2, &parts),
@@ -91,7 +95,11 @@ fn chain(
         ids.push(id);
         rows.push(row);
     }
-    (g.concat(1, &scores), g.concat(1, &ids), Some(g.concat(1, &rows)))
+    (
+        g.concat(1, &scores),
+        g.concat(1, &ids),
+        Some(g.concat(1, &rows)),
+    )
 }
 
 /// Ids and probabilities of the three largest scores of each row, `[1, K, 3]`. Taken

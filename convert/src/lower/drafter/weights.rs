@@ -104,7 +104,12 @@ pub(crate) enum Part {
 
 impl Linear {
     /// Registers a matrix under a name that is unique in the module.
-    pub(crate) fn register(module: &mut Module, name: &str, [rows, cols]: [usize; 2], part: Part) -> Self {
+    pub(crate) fn register(
+        module: &mut Module,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        part: Part,
+    ) -> Self {
         let mut blob = |suffix: &str, data| {
             let key = format!("{name}{suffix}");
             module.add_blob(Blob { key, data })
