@@ -3,11 +3,12 @@
 mod card;
 pub mod demo;
 pub mod eval;
-mod files;
+pub(crate) mod files;
 pub mod inspect;
 pub mod lint;
 pub mod package;
 pub mod quantize;
+mod recipe;
 pub mod target;
 pub mod text;
 pub mod verify;

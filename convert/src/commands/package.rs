@@ -1,6 +1,7 @@
 //! `package`: makes a model folder publishable, in place: quality report, model card
 //! and Apple's bundle metadata beside the programs, and a manifest with all digests.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic;
@@ -51,7 +52,7 @@ pub fn run(options: &PackageOptions, ui: Ui) -> Result<Manifest, Error> {
     bundle.push('\n');
     write(folder, BUNDLE_FILE, &bundle)?;
     stage.step("descriptions");
-    let manifest = finish(manifest, folder)?;
+    let manifest = finish(manifest, folder, &BTreeMap::new())?;
     stage.step("manifest");
     Ok(manifest)
 }
