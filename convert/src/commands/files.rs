@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 const SLAB: usize = 1 << 20;
 
 /// Feeds `len` bytes from `offset` of a file to `sink`, a slab at a time.
-fn stream(
+pub(super) fn stream(
     path: &Path,
     offset: u64,
     len: u64,

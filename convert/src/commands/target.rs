@@ -1,5 +1,7 @@
 //! `target`: quantized store in, model folder of chunk programs out.
 
+mod apple;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
@@ -25,6 +27,8 @@ use crate::lower::{
 };
 use crate::stop::Stop;
 use crate::ui::Ui;
+
+pub use apple::run_apple;
 
 /// Folder of the tokenizer files in a model folder.
 pub(super) const TOKENIZER_DIR: &str = "tokenizer";
@@ -94,7 +98,8 @@ pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
     serde_json::from_str(&text).map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
 }
 
-/// What the command would write, exact to the byte, without writing.
+/// What the command would write, exact to the byte, and about how much memory each
+/// program takes to make, without writing.
 ///
 /// # Errors
 /// As [`run`].
@@ -104,18 +109,25 @@ pub fn dry_run(options: &TargetOptions) -> Result<String, Error> {
     let vocab = open_tokenizer(store.dir())?.size();
     let plan = options.plan(&store, &spec, vocab)?;
     let mut out = format!(
-        "contexts {:?}, widths {:?}\n{:<20} {:>9} {:>15} {:>15}\n",
-        plan.contexts, plan.widths, "program", "layers", "weights, bytes", "file, bytes"
+        "contexts {:?}, widths {:?}\n{:<20} {:>9} {:>15} {:>15} {:>12}\n",
+        plan.contexts,
+        plan.widths,
+        "program",
+        "layers",
+        "weights, bytes",
+        "file, bytes",
+        "memory, MB"
     );
     for (i, chunk) in plan.chunks.iter().enumerate() {
         let size = chunk_size(&store, &plan, chunk)?;
         let _ = writeln!(
             out,
-            "{:<20} {:>9} {:>15} {:>15}",
+            "{:<20} {:>9} {:>15} {:>15} {:>12}",
             format!("chunk_{i}.aimodel"),
             format!("{}..{}", chunk.layers.start, chunk.layers.end),
             size.weight_bytes,
-            size.file_bytes
+            size.file_bytes,
+            size.peak_memory() / 1_000_000
         );
     }
     let table = store.dense(EMBEDDING)?.len;

@@ -56,7 +56,12 @@ pub(super) fn rows_at(
 
 /// The offset into `x` (contiguous) each element of `indices` addresses along
 /// `axis`.
-pub(super) fn along(x: &View, index: &[i64], shape: &[usize], axis: usize) -> Result<Vec<usize>, String> {
+pub(super) fn along(
+    x: &View,
+    index: &[i64],
+    shape: &[usize],
+    axis: usize,
+) -> Result<Vec<usize>, String> {
     let (from, to) = (row_major(&x.shape), row_major(shape));
     let mut out = Vec::with_capacity(index.len());
     for (i, &v) in index.iter().enumerate() {

@@ -247,7 +247,10 @@ fn bitwise(op: Bitwise, x: View, y: View, shape: &[usize]) -> Result<View, Strin
                 .into()
         };
     }
-    let (x, y) = (x.broadcast(shape).into_data(), y.broadcast(shape).into_data());
+    let (x, y) = (
+        x.broadcast(shape).into_data(),
+        y.broadcast(shape).into_data(),
+    );
     let data = match (&x, &y) {
         (Data::I32(a), Data::I32(b)) => zip!(a, b),
         (Data::I16(a), Data::I16(b)) => zip!(a, b),
@@ -283,7 +286,11 @@ mod tests {
         let add = Rare::ScatterAlongAxis(0, Combine::Add);
         let y = run(
             &add,
-            vec![x(), ints(&[2, 2], &[2, -1, 2, 0]), ints(&[2, 2], &[1, 2, 3, 4])],
+            vec![
+                x(),
+                ints(&[2, 2], &[2, -1, 2, 0]),
+                ints(&[2, 2], &[1, 2, 3, 4]),
+            ],
         );
         assert_eq!(y, [1, 6, 3, 4, 9, 8]);
         let far = vec![x(), ints(&[1, 1], &[3]), ints(&[1, 2], &[0, 0])];
@@ -294,11 +301,23 @@ mod tests {
     #[test]
     fn lanes_are_turned_and_sorted_along_any_axis() {
         let x = || ints(&[2, 3], &[5, 1, 3, 2, 2, 9]);
-        assert_eq!(run(&Rare::Reverse(vec![0, 1]), vec![x()]), [9, 2, 2, 3, 1, 5]);
+        assert_eq!(
+            run(&Rare::Reverse(vec![0, 1]), vec![x()]),
+            [9, 2, 2, 3, 1, 5]
+        );
         let flag = |on| View::dense(&[], Data::Bool(vec![on]));
-        assert_eq!(run(&Rare::Sort(1), vec![x(), flag(false)]), [1, 3, 5, 2, 2, 9]);
-        assert_eq!(run(&Rare::Sort(0), vec![x(), flag(true)]), [5, 2, 9, 2, 1, 3]);
-        assert_eq!(run(&Rare::Argsort(1), vec![x(), flag(true)]), [0, 2, 1, 2, 0, 1]);
+        assert_eq!(
+            run(&Rare::Sort(1), vec![x(), flag(false)]),
+            [1, 3, 5, 2, 2, 9]
+        );
+        assert_eq!(
+            run(&Rare::Sort(0), vec![x(), flag(true)]),
+            [5, 2, 9, 2, 1, 3]
+        );
+        assert_eq!(
+            run(&Rare::Argsort(1), vec![x(), flag(true)]),
+            [0, 2, 1, 2, 0, 1]
+        );
         let nan = View::dense(&[3], Data::F32(vec![f32::NAN, 2.0, f32::INFINITY]));
         for (on, order) in [(false, [1, 2, 0]), (true, [2, 1, 0])] {
             assert_eq!(run(&Rare::Argsort(0), vec![nan.clone(), flag(on)]), order);

@@ -544,7 +544,11 @@ fn rare_operations_suite() -> Suite {
         let mut ids = vec![0; to[0] * to[1]];
         for lane in 0..shape[1 - axis] {
             for (k, &i) in shuffled(&mut r, len)[..count].iter().enumerate() {
-                let at = if axis == 0 { k * to[1] + lane } else { lane * to[1] + k };
+                let at = if axis == 0 {
+                    k * to[1] + lane
+                } else {
+                    lane * to[1] + k
+                };
                 ids[at] = i as i32;
             }
         }
@@ -578,7 +582,9 @@ fn rare_operations_suite() -> Suite {
             vec![g.argsort(a[0], axis, descending, true)]
         });
         let ints = |r: &mut Random| -> Vec<i32> {
-            (0..n).map(|_| r.below(1 << 20) as i32 - (1 << 19)).collect()
+            (0..n)
+                .map(|_| r.below(1 << 20) as i32 - (1 << 19))
+                .collect()
         };
         for op in ["bitwise_and", "bitwise_or", "bitwise_xor"] {
             let (x, y) = (ints(&mut r), ints(&mut r));
@@ -612,8 +618,5 @@ fn the_page_of_operations_is_current() {
         std::fs::write(path, &page).expect("docs can be written");
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(
-        found == page,
-        "run this test with `ANEMONE_BLESS=1`"
-    );
+    assert!(found == page, "run this test with `ANEMONE_BLESS=1`");
 }

@@ -44,7 +44,10 @@ impl Resolver<'_> {
         self.same_elem(0, 2)?;
         let replaces = self.op.regions.first().is_some_and(|&r| {
             let region = self.module.region(r);
-            let yielded = region.ops.first().map(|&op| &self.module.op(op).operands[..]);
+            let yielded = region
+                .ops
+                .first()
+                .map(|&op| &self.module.op(op).operands[..]);
             region.ops.len() == 1 && region.args.len() == 2 && yielded == Some(&region.args[1..])
         });
         demand!(replaces, "its region does not yield its second argument");
@@ -112,6 +115,10 @@ impl Resolver<'_> {
         self.same_elem(0, 1)?;
         self.result_elem(self.args[0].elem)?;
         let shape = broadcast(&self.args[0].shape, &self.args[1].shape)?;
-        self.done(Kind::Rare(Rare::Bitwise(op, shape.clone())), &[0, 1], &shape)
+        self.done(
+            Kind::Rare(Rare::Bitwise(op, shape.clone())),
+            &[0, 1],
+            &shape,
+        )
     }
 }

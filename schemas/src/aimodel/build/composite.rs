@@ -141,7 +141,11 @@ impl GraphBuilder<'_> {
         self.composite("sort_v1", &operands, |b, a| {
             let order = b.infer("primitive.argsort_v1", a);
             let result = b.tensor_type(a[0]).clone();
-            b.typed("primitive.gather_along_axis_v1", &[a[0], order, a[1]], result)
+            b.typed(
+                "primitive.gather_along_axis_v1",
+                &[a[0], order, a[1]],
+                result,
+            )
         })
     }
 

@@ -245,13 +245,7 @@ impl GraphBuilder<'_> {
 
     /// Indices (`si32`) of the elements along an axis in ascending or descending order.
     /// NaN is last either way. Equal elements keep their order if `stable`.
-    pub fn argsort(
-        &mut self,
-        x: ValueId,
-        axis: usize,
-        descending: bool,
-        stable: bool,
-    ) -> ValueId {
+    pub fn argsort(&mut self, x: ValueId, axis: usize, descending: bool, stable: bool) -> ValueId {
         let operands = self.sort_operands(x, axis, [descending, stable]);
         self.infer("primitive.argsort_v1", &operands)
     }
@@ -263,7 +257,8 @@ impl GraphBuilder<'_> {
         flags: [bool; 2],
     ) -> [ValueId; 4] {
         let axis = self.i32_scalar(axis as i32);
-        let [descending, stable] = flags.map(|on| self.full(Elem::Bool, &[], f64::from(u8::from(on))));
+        let [descending, stable] =
+            flags.map(|on| self.full(Elem::Bool, &[], f64::from(u8::from(on))));
         [x, axis, descending, stable]
     }
 

@@ -221,7 +221,10 @@ fn result_shapes_are_inferred() {
 }
 
 /// A function that scales `si8[4, 6]` in blocks of two by three.
-fn scaled(scale: &[f32], change: impl FnOnce(&mut GraphBuilder, &mut [ValueId; 3])) -> Result<(), String> {
+fn scaled(
+    scale: &[f32],
+    change: impl FnOnce(&mut GraphBuilder, &mut [ValueId; 3]),
+) -> Result<(), String> {
     let mut m = Module::default();
     let mut g = GraphBuilder::new(&mut m, "f", &[("x", tensor(Elem::Si8, &[4, 6]))]);
     let x = g.arg(0);
@@ -275,7 +278,10 @@ fn sorting_and_reversing_keep_shapes() {
     let mut g = GraphBuilder::new(&mut m, "f", &[("x", tensor(Elem::F16, &[2, 3, 4]))]);
     let x = g.arg(0);
     let (sorted, order) = (g.sort(x, 1, true), g.argsort(x, 2, false, true));
-    assert_eq!((g.shape(sorted), g.elem(sorted)), (vec![2, 3, 4], Elem::F16));
+    assert_eq!(
+        (g.shape(sorted), g.elem(sorted)),
+        (vec![2, 3, 4], Elem::F16)
+    );
     assert_eq!((g.shape(order), g.elem(order)), (vec![2, 3, 4], Elem::Si32));
     let turned = g.reverse(x, &[0, 2]);
     let low = g.binary("bitwise_and", order, order);

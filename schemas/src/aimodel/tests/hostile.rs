@@ -109,7 +109,10 @@ fn a_chain_of_attributes_deeper_than_the_bound_is_refused() {
     assert!(decode_bytes(&nested(100)).is_ok());
     assert!(matches!(problem(&nested(1000)), Problem::TooLarge { .. }));
     // Writing one does not recurse either.
-    assert!(matches!(problem(&nested(200_000)), Problem::TooLarge { .. }));
+    assert!(matches!(
+        problem(&nested(200_000)),
+        Problem::TooLarge { .. }
+    ));
 }
 
 #[test]

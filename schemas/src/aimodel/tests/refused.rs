@@ -83,7 +83,12 @@ fn a_wrong_hash_is_refused() {
     let mut last = good.clone();
     last[31] ^= 1;
     let long = [&good[..], &[0; 1 << 16]].concat();
-    for (wrong, offset) in [(last, 31), (good[..20].to_vec(), 20), (vec![], 0), (long, 32)] {
+    for (wrong, offset) in [
+        (last, 31),
+        (good[..20].to_vec(), 20),
+        (vec![], 0),
+        (long, 32),
+    ] {
         fs::write(&hash, wrong).unwrap();
         let error = open_asset(&path).unwrap_err();
         assert!(matches!(error, AssetError::Digest { .. }), "{error}");
