@@ -20,7 +20,7 @@ use crate::plan::{self, Plan};
 use crate::synth;
 use crate::ui::{Style, Ui};
 
-use args::{DemoArgs, EvalArgs, PackageArgs, QuantizeArgs, RunArgs, SynthArgs, TargetArgs};
+use args::{DemoArgs, EvalArgs, LayoutArg, PackageArgs, QuantizeArgs, RunArgs, SynthArgs, TargetArgs};
 use job::{Job, LockArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
@@ -176,16 +176,17 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
         }
         Command::Target(a) => {
             let options = a.options()?;
+            let kind = match a.layout {
+                LayoutArg::Chunks => Kind::Folder,
+                LayoutArg::Apple => Kind::Bundle,
+            };
             let plan = plan::target(&options)?;
-            if agreed(
-                plan,
-                &a.run,
-                &options.output,
-                Kind::Folder,
-                &[&options.store],
-            )? {
+            if agreed(plan, &a.run, &options.output, kind, &[&options.store])? {
                 let _job = start(&format!("target {}", options.store.display()))?;
-                target::run(&options, ui, &stop)?;
+                match a.layout {
+                    LayoutArg::Chunks => target::run(&options, ui, &stop).map(drop)?,
+                    LayoutArg::Apple => target::run_apple(&options, ui, &stop)?,
+                }
             }
         }
         Command::Eval(a) => {

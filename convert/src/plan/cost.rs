@@ -169,8 +169,8 @@ fn weights_len(dir: &Path) -> u64 {
 /// # Errors
 /// As the command itself.
 pub fn target(options: &TargetOptions) -> Result<Plan, Error> {
-    let steps = target::sizes(options)?
-        .into_iter()
+    let sizes = target::sizes(options)?;
+    let steps = (sizes.files.into_iter())
         .map(|(what, bytes)| {
             let work = Work {
                 hashed: 2.0 * bytes as f64,
@@ -180,8 +180,7 @@ pub fn target(options: &TargetOptions) -> Result<Plan, Error> {
         })
         .collect();
     let mut plan = Plan::new("target", steps)?;
-    // Weights go from map to file in slabs.
-    plan.peak_memory = BASE_MEMORY;
+    plan.peak_memory = sizes.peak_memory;
     plan.output = Some(options.output.clone());
     Ok(plan)
 }

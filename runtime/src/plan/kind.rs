@@ -5,6 +5,7 @@ use anemone_schemas::aimodel::ir::{AttrId, BlobId, Elem};
 use crate::ops::convolution::Conv;
 use crate::ops::elementwise::{Binary, Compare, Unary};
 use crate::ops::layout::{PadMode, Span};
+use crate::ops::rare::Rare;
 use crate::ops::rows::Reduce;
 
 /// An executable operation.
@@ -51,6 +52,8 @@ pub(crate) enum Kind {
     LutToDense(usize, Vec<usize>),
     ShiftScale,
     Dequantize(usize),
+    /// One that is not worth a kind of its own.
+    Rare(Rare),
     /// The state, and whether its buffer moves out because the next access is a
     /// write.
     ReadHandle {

@@ -8,7 +8,7 @@ use super::kind::{Kind, Step, WeightsRef};
 use crate::error::RunError;
 use crate::kernels::{Activations, DenseValues, DenseWeights, LutWeights};
 use crate::ops::layout::Span;
-use crate::ops::{convolution, elementwise, gather, layout, matmul, quantized, rows};
+use crate::ops::{convolution, elementwise, gather, layout, matmul, quantized, rare, rows};
 use crate::program::{Port, Shared};
 use crate::tensor::{Data, Tensor};
 use crate::view::View;
@@ -367,6 +367,7 @@ fn execute(
         Kind::LutToDense(axis, shape) => quantized::lut_to_dense(next()?, next()?, *axis, shape),
         Kind::ShiftScale => quantized::shift_scale(next()?, next()?, next()?, next()?),
         Kind::Dequantize(axis) => quantized::dequantize(next()?, next()?, next()?, next()?, *axis),
+        Kind::Rare(op) => rare::rare(op, args.collect())?,
         Kind::ReadHandle { state, take } => {
             let cell = &mut cx.states[*state];
             let value = if *take { cell.take() } else { cell.clone() };
