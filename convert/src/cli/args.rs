@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::commands::demo::DemoOptions;
+use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
 use crate::commands::quantize::QuantizeOptions;
@@ -242,6 +243,77 @@ impl TargetArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct DrafterArgs {
+    /// Drafter checkpoint (DSpark or DFlash): `config.json` and safetensors.
+    drafter: PathBuf,
+    /// Model folder, lowered with `--taps` of the drafter's layers.
+    #[arg(long, value_name = "FOLDER")]
+    target: PathBuf,
+    /// Folder to make; without it the model folder itself gets the drafter.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// The model's bf16 checkpoint: embedding and output layer are compared with it, and
+    /// the output layer is taken from it where the drafter has none.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Where the output layer comes from.
+    #[arg(long, value_enum, default_value = "auto")]
+    head: HeadArg,
+    /// Form of the weights.
+    #[arg(long, value_enum, default_value = "f16")]
+    weights: WeightArg,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Replace an output that is finished, or the drafter that is there.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum HeadArg {
+    /// A checkpoint if there is one, else the folder.
+    Auto,
+    /// The drafter's checkpoint or the model's.
+    Exact,
+    /// The quantized one of the model folder.
+    Chunk,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WeightArg {
+    /// Half precision.
+    F16,
+    /// 4-bit lookup tables, k-means without calibration.
+    Lut4,
+    /// 8-bit lookup tables, k-means without calibration.
+    Lut8,
+}
+
+impl DrafterArgs {
+    pub(super) fn options(&self) -> DrafterOptions {
+        DrafterOptions {
+            drafter: self.drafter.clone(),
+            target: self.target.clone(),
+            output: self.output.clone(),
+            model: self.model.clone(),
+            head: match self.head {
+                HeadArg::Auto => HeadSource::Auto,
+                HeadArg::Exact => HeadSource::Exact,
+                HeadArg::Chunk => HeadSource::Chunk,
+            },
+            weights: match self.weights {
+                WeightArg::F16 => WeightForm::F16,
+                WeightArg::Lut4 => WeightForm::Lut4,
+                WeightArg::Lut8 => WeightForm::Lut8,
+            },
+            jobs: self.jobs,
+            overwrite: self.overwrite,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 pub(super) struct EvalArgs {
     /// Checkpoint folder of the bf16 model.
     model: PathBuf,
@@ -295,6 +367,10 @@ pub(super) struct PackageArgs {
     /// Quality report written by `eval`.
     #[arg(long)]
     report: Option<PathBuf>,
+    /// Keep the drafter in the folder. Published drafters come without a licence of
+    /// their own: make sure that you may pass one on.
+    #[arg(long)]
+    with_drafter: bool,
     /// Print the steps with their bytes, and stop.
     #[arg(long)]
     pub(super) dry_run: bool,
@@ -308,6 +384,7 @@ impl PackageArgs {
         PackageOptions {
             folder: self.folder.clone(),
             report: self.report.clone(),
+            with_drafter: self.with_drafter,
         }
     }
 }

@@ -12,7 +12,7 @@ use anemone_schemas::exit::{EXIT_HELP, Exit};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
-use crate::commands::{demo, eval, inspect, lint, package, quantize, target, verify};
+use crate::commands::{demo, drafter, eval, inspect, lint, package, quantize, target, verify};
 use crate::error::Error;
 use crate::lint::LintOptions;
 use crate::output::{self, Kind};
@@ -20,7 +20,10 @@ use crate::plan::{self, Plan};
 use crate::synth;
 use crate::ui::{Style, Ui};
 
-use args::{DemoArgs, EvalArgs, LayoutArg, PackageArgs, QuantizeArgs, RunArgs, SynthArgs, TargetArgs};
+use args::{
+    DemoArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs, QuantizeArgs, RunArgs, SynthArgs,
+    TargetArgs,
+};
 use job::{Job, LockArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
@@ -100,6 +103,8 @@ enum Command {
     Quantize(QuantizeArgs),
     /// Lower a quantized store to chunk programs: a model folder that runs.
     Target(TargetArgs),
+    /// Add a drafter to a model folder: a program that guesses the next tokens.
+    Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
@@ -188,6 +193,15 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
                     LayoutArg::Apple => target::run_apple(&options, ui, &stop)?,
                 }
             }
+        }
+        Command::Drafter(a) => {
+            let options = a.options();
+            if let Some(output) = &options.output {
+                output::check(output, Kind::Folder, &[&options.target, &options.drafter])?;
+                output::discard(output, Kind::Folder, false, options.overwrite)?;
+            }
+            let _job = start(&format!("drafter {}", options.drafter.display()))?;
+            drafter::run(&options, ui, &stop)?;
         }
         Command::Eval(a) => {
             let options = a.options();

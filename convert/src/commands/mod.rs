@@ -2,6 +2,7 @@
 
 mod card;
 pub mod demo;
+pub mod drafter;
 pub mod eval;
 pub(crate) mod files;
 pub mod inspect;

@@ -230,6 +230,7 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         contexts: plan.contexts.clone(),
         widths: plan.widths.clone(),
         offset_multiple: 4,
+        drafter: None,
         files: BTreeMap::new(),
     };
     let manifest = finish(manifest, work.path(), &work.files())?;

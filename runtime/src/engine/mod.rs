@@ -13,6 +13,8 @@
 //! row's result depends on nothing but what it sees.
 
 mod cache;
+mod draft;
+mod drafter;
 mod error;
 mod generate;
 mod inputs;
@@ -26,6 +28,8 @@ use anemone_schemas::mapped::MappedFile;
 use anemone_schemas::tokenizer::TokenizerFolder;
 
 pub use cache::Cache;
+pub use draft::{Draft, Guess};
+pub use drafter::{DrafterProgram, ProgramDrafter};
 pub use error::EngineError;
 pub use generate::{Finish, Generated};
 pub use inputs::Row;
