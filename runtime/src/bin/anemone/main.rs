@@ -2,10 +2,10 @@
 
 mod bench;
 mod chat;
+mod drafts;
 mod failure;
 mod output;
 mod run;
-mod text;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
