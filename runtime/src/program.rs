@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anemone_schemas::aimodel::ir::{Attr, AttrId, Elem, Graph, Module, TensorType, Type, ValueId};
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     /// Constants in their storage form, made once for all functions.
     constants: Mutex<HashMap<(AttrId, Elem), Arc<Data>>>,
     workspace: Mutex<Option<plan::Workspace>>,
+    profiling: AtomicBool,
 }
 
 impl Program {
@@ -100,6 +102,7 @@ impl Program {
                 pool,
                 constants: Mutex::default(),
                 workspace: Mutex::default(),
+                profiling: AtomicBool::new(false),
             }),
             functions,
         })
@@ -116,6 +119,24 @@ impl Program {
     /// If there is no such public function or one of its operations cannot be
     /// executed.
     pub fn plan(&self, name: &str) -> Result<Plan, ProgramError> {
+        self.compile(name, true)
+    }
+
+    /// As [`Program::plan`], but with one step per operation: slower, and the oracle
+    /// of what fusing may not change.
+    ///
+    /// # Errors
+    /// As [`Program::plan`].
+    pub fn plan_unfused(&self, name: &str) -> Result<Plan, ProgramError> {
+        self.compile(name, false)
+    }
+
+    /// Whether runs measure their steps ([`Plan::profile`]).
+    pub fn set_profiling(&self, on: bool) {
+        self.shared.profiling.store(on, Ordering::Relaxed);
+    }
+
+    fn compile(&self, name: &str, fusing: bool) -> Result<Plan, ProgramError> {
         let info = self
             .functions
             .iter()
@@ -124,7 +145,7 @@ impl Program {
                 name: name.to_owned(),
                 available: self.functions.iter().map(|f| f.name.clone()).collect(),
             })?;
-        plan::compile(&self.shared, info)
+        plan::compile(&self.shared, info, fusing)
     }
 }
 
@@ -174,6 +195,10 @@ fn function_info(module: &Module, graph: &Graph<'_>) -> Result<FunctionInfo, Pro
 }
 
 impl Shared {
+    pub(crate) fn profiling(&self) -> bool {
+        self.profiling.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take_workspace(&self) -> plan::Workspace {
         let mut slot = self
             .workspace

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::ModelArgs;
 use crate::failure::End;
-use crate::output;
+use crate::{output, profile};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -32,8 +32,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print one JSON document.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "profile")]
     json: bool,
+    /// Print where the time of a call goes instead, after as many slots as prompt
+    /// tokens; every step shows its shortest time.
+    #[arg(long)]
+    profile: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,6 +101,14 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
             ),
             Some("lower `--prompt-tokens` or `--new-tokens`"),
         ));
+    }
+    if args.profile {
+        let widest = engine.manifest().widths.last().copied().unwrap_or(1);
+        let rows = ids(&engine, widest, args.seed);
+        let repeat = args.repeat.max(3) as usize;
+        let text = profile::tables(&engine, args.model.threads, p, repeat, &rows)?;
+        output::print(&text)?;
+        return Ok(Exit::Ok);
     }
     let prompt = ids(&engine, p, args.seed);
     let (mut prefill, mut decode, mut first) = (Vec::new(), Vec::new(), Vec::new());

@@ -4,6 +4,7 @@ mod bench;
 mod chat;
 mod failure;
 mod output;
+mod profile;
 mod run;
 mod text;
 
