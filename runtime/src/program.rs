@@ -63,7 +63,8 @@ pub(crate) struct Shared {
 }
 
 impl Program {
-    /// Opens an `.aimodel` folder; calls run on one thread per core.
+    /// Opens an `.aimodel` folder; calls run on one thread per core. Weights are mapped,
+    /// not read: `anemone-convert verify` is what compares hashes.
     ///
     /// # Errors
     /// If the folder cannot be decoded or a function's interface is not usable.
@@ -77,7 +78,7 @@ impl Program {
     /// As [`Program::open`].
     pub fn open_with(asset: &Path, pool: Arc<Pool>) -> Result<Self, ProgramError> {
         let module =
-            anemone_schemas::aimodel::asset::open_asset(asset).map_err(|e| ProgramError::Open {
+            anemone_schemas::aimodel::asset::map_asset(asset).map_err(|e| ProgramError::Open {
                 path: asset.to_path_buf(),
                 source: Box::new(e),
             })?;

@@ -59,6 +59,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod batch;
+pub mod clock;
 pub mod convert;
 mod fused;
 mod matmul;

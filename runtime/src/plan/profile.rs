@@ -1,10 +1,11 @@
 //! Where the time of a call goes.
 //!
-//! Each step keeps the shortest time it took in any run since profiling was switched
-//! on: other work on the machine makes a step slower and never faster, so the
-//! shortest of some runs is what the step costs.
+//! Each step keeps the shortest time it took in any run: other work on the machine
+//! makes a step slower and never faster, so the shortest of some runs is what the step
+//! costs. On one thread it is processor time.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 
 use super::Plan;
 use super::kind::{Kind, Step, WeightsRef};
@@ -25,9 +26,10 @@ pub struct ProfileEntry {
 }
 
 impl Plan {
-    /// Time by kind of step, longest first; empty if no run was profiled.
+    /// Time by kind of step, longest first, of the runs since this was asked last;
+    /// empty if none was profiled.
     pub fn profile(&self) -> Vec<ProfileEntry> {
-        let times = self.times.lock().unwrap_or_else(|e| e.into_inner());
+        let times = std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner));
         let mut entries: BTreeMap<String, ProfileEntry> = BTreeMap::new();
         for (step, seconds) in self.steps.iter().zip(times.iter()) {
             let (name, weights, bytes) = describe(step);
@@ -50,7 +52,7 @@ impl Plan {
 
     /// Takes in the seconds of every step of one run.
     pub(super) fn record(&self, seconds: &[f64]) {
-        let mut times = self.times.lock().unwrap_or_else(|e| e.into_inner());
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         if times.is_empty() {
             times.extend(seconds);
         }

@@ -1,13 +1,12 @@
 //! Running a plan.
 
-use std::time::Instant;
-
 use anemone_schemas::aimodel::ir::Elem;
 
 use super::Plan;
 use super::execute::Context;
 use super::kind::Kind;
 use crate::error::RunError;
+use crate::kernels;
 use crate::ops::elementwise;
 use crate::program::Port;
 use crate::tensor::{Data, Tensor};
@@ -146,8 +145,9 @@ impl Plan {
         };
         let mut argmax = Vec::new();
         let mut seconds = self.shared.profiling().then(Vec::new);
+        let clock = || kernels::clock::seconds(self.shared.pool.threads());
         let result = self.steps.iter().try_for_each(|step| {
-            let start = seconds.is_some().then(Instant::now);
+            let start = seconds.is_some().then(clock);
             if let Kind::Argmax(axis) = step.kind
                 && options.keep_argmax_inputs
                 && let Some(view) = &slots[step.args[0].slot as usize]
@@ -157,7 +157,7 @@ impl Plan {
             }
             let done = context.step(step, &mut slots);
             if let (Some(seconds), Some(start)) = (&mut seconds, start) {
-                seconds.push(start.elapsed().as_secs_f64());
+                seconds.push(clock() - start);
             }
             done
                 .map_err(|problem| RunError::Op {
