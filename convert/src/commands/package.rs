@@ -1,6 +1,7 @@
 //! `package`: makes a model folder publishable, in place: quality report, model card
 //! and Apple's bundle metadata beside the programs, and a manifest with all digests.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic;
@@ -14,7 +15,7 @@ use crate::error::Error;
 use crate::ui::Ui;
 
 /// Apple's description of a bundle.
-pub(super) const BUNDLE_FILE: &str = "metadata.json";
+pub(crate) const BUNDLE_FILE: &str = "metadata.json";
 /// The model card.
 const CARD_FILE: &str = "README.md";
 
@@ -63,7 +64,7 @@ pub fn run(options: &PackageOptions, ui: Ui) -> Result<Manifest, Error> {
     bundle.push('\n');
     write(folder, BUNDLE_FILE, &bundle)?;
     stage.step("descriptions");
-    let manifest = finish(manifest, folder)?;
+    let manifest = finish(manifest, folder, &BTreeMap::new())?;
     stage.step("manifest");
     Ok(manifest)
 }

@@ -86,7 +86,7 @@ fn files(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
 ///
 /// # Errors
 /// What is wrong, with the program's name.
-pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
+pub(crate) fn programs(folder: &Path) -> Result<Manifest, Error> {
     let manifest = Manifest::read(folder)?;
     let table = folder.join(&manifest.embedding.path);
     let bytes = fs::metadata(&table)
