@@ -35,11 +35,7 @@ fn options(max_tokens: usize) -> Options {
     }
 }
 
-fn generate(
-    draft: Option<Box<dyn Draft + Send>>,
-    prompt: &[u32],
-    options: &Options,
-) -> Answer {
+fn generate(draft: Option<Box<dyn Draft + Send>>, prompt: &[u32], options: &Options) -> Answer {
     Session::new(engine(), draft)
         .answer(engine(), prompt, options, |_| ControlFlow::Continue(()))
         .expect("the prompt fits")
@@ -49,7 +45,10 @@ fn generate(
 fn prompts() -> Vec<Vec<u32>> {
     let engine = engine();
     let mut prompts = Vec::new();
-    for (domain, file) in ["text/eval_code.txt", "text/eval_docs.txt"].iter().enumerate() {
+    for (domain, file) in ["text/eval_code.txt", "text/eval_docs.txt"]
+        .iter()
+        .enumerate()
+    {
         let text = fs::read_to_string(data(file)).expect("checked in");
         let ids = engine.tokenizer().encode(&text, false).expect("text");
         for i in 0..PROMPTS_PER_DOMAIN {
@@ -186,7 +185,11 @@ fn mixed_drafts(truth: &[u32], seed: u64) -> Option<Box<dyn Draft + Send>> {
                 id: if right { id } else { wrong(r) },
                 probability: 0.2 + 0.6 * r.unit(),
                 others: [(wrong(r), 0.1 * r.unit()), (wrong(r), 0.05 * r.unit())],
-                confidence: if right { 0.6 + 0.4 * r.unit() } else { 0.6 * r.unit() },
+                confidence: if right {
+                    0.6 + 0.4 * r.unit()
+                } else {
+                    0.6 * r.unit()
+                },
             };
             if !right && r.below(2) == 0 {
                 let which = r.below(2);
@@ -215,7 +218,11 @@ fn any_drafts_give_the_text_that_none_give() {
             let same = answer.ids.iter().zip(ids).take_while(|(a, b)| a == b);
             assert_eq!(same.count(), NEW_TOKENS, "prompt {n}, {name} drafts");
             let s = &answer.statistics;
-            assert_eq!(s.tokens, NEW_TOKENS - 1, "all but the first come from cycles");
+            assert_eq!(
+                s.tokens,
+                NEW_TOKENS - 1,
+                "all but the first come from cycles"
+            );
             assert_eq!(s.accepted + s.cycles, s.tokens);
             row.0 += s.cycles;
             row.1 += s.accepted;
@@ -283,7 +290,9 @@ fn text(n: usize) -> Vec<u32> {
 
 fn step(rows: &[Row], text: &[u32], offset: usize) -> Step {
     let mut cache = engine().cache();
-    engine().feed(&mut cache, &text[..offset], 0, |_, _| ()).unwrap();
+    engine()
+        .feed(&mut cache, &text[..offset], 0, |_, _| ())
+        .unwrap();
     engine().step(&mut cache, offset, rows).unwrap()
 }
 
@@ -318,7 +327,11 @@ fn rows_do_not_depend_on_other_rows() {
         }
         let together = step(&rows, &text, offset);
         for row in 0..chain.len() {
-            assert_eq!(bits(&together, row), bits(&alone, row), "{sides} sides, row {row}");
+            assert_eq!(
+                bits(&together, row),
+                bits(&alone, row),
+                "{sides} sides, row {row}"
+            );
         }
         // And a shorter chain is the start of a longer one.
         let shorter = step(&chain[..3 + sides], &text, offset);
@@ -344,7 +357,11 @@ fn rows_do_not_depend_on_their_place() {
             let offset = root - replays;
             let rows = Row::chain(&text[offset..=root], offset);
             let step = step(&rows, &text, offset);
-            assert_eq!(bits(&step, replays), wide[root], "root {root}, {replays} replays");
+            assert_eq!(
+                bits(&step, replays),
+                wide[root],
+                "root {root}, {replays} replays"
+            );
         }
     }
 }
@@ -450,7 +467,11 @@ fn a_scripted_miss_gives_what_it_is_worth() {
             let each = (miss - 1).min(7) + usize::from(sided);
             assert_eq!(s.tokens, 199);
             // All cycles but the last, which is cut, give the same.
-            assert_eq!(s.cycles, 199usize.div_ceil(each + 1), "miss {miss}, hit {hit:?}");
+            assert_eq!(
+                s.cycles,
+                199usize.div_ceil(each + 1),
+                "miss {miss}, hit {hit:?}"
+            );
             let full = 199 / (each + 1);
             assert!(s.side_hits >= full * usize::from(sided), "{s:?}");
             assert_eq!(s.side_hits > 0, sided);
@@ -492,9 +513,16 @@ fn the_text_ends_where_it_would_without_drafts() {
     let (prompt, ids) = &plain()[2];
     let truth: Vec<u32> = [&prompt[..], ids].concat();
     for most in 0..40 {
-        for draft in [oracle_drafts(&truth), mixed_drafts(&truth, 1), random_drafts(2)] {
+        for draft in [
+            oracle_drafts(&truth),
+            mixed_drafts(&truth, 1),
+            random_drafts(2),
+        ] {
             let answer = generate(draft, prompt, &options(most));
-            assert_eq!((answer.finish, &answer.ids[..]), (Finish::Length, &ids[..most]));
+            assert_eq!(
+                (answer.finish, &answer.ids[..]),
+                (Finish::Length, &ids[..most])
+            );
         }
     }
 }
@@ -531,7 +559,11 @@ fn garbage_beyond_the_text_does_not_show() {
         let mut text = prompt.clone();
         while text.len() < truth.len() {
             // The last token is processed again in any case.
-            let valid = if text.len() == prompt.len() { 0 } else { text.len() - 1 };
+            let valid = if text.len() == prompt.len() {
+                0
+            } else {
+                text.len() - 1
+            };
             let cache = session.cache_mut();
             let context = cache.context();
             for [keys, values] in cache.states_mut() {
@@ -549,7 +581,9 @@ fn garbage_beyond_the_text_does_not_show() {
             }
             let most = (1 + random.below(20)).min(truth.len() - text.len());
             let answer = session
-                .answer(engine(), &text, &options(most), |_| ControlFlow::Continue(()))
+                .answer(engine(), &text, &options(most), |_| {
+                    ControlFlow::Continue(())
+                })
                 .unwrap();
             text.extend(answer.ids);
             assert_eq!(text, truth[..text.len()]);
@@ -574,7 +608,11 @@ impl Draft for Recorder {
         let mut taken = self.taken.lock().unwrap();
         assert!(taps.windows(2).all(|w| w[0].0 < w[1].0), "by layer");
         for &(row, position) in rows {
-            assert!(position <= taken.len(), "position {position} of {}", taken.len());
+            assert!(
+                position <= taken.len(),
+                "position {position} of {}",
+                taken.len()
+            );
             taken.truncate(position);
             let mut bits = Vec::new();
             for (_, tap) in taps {
@@ -588,7 +626,11 @@ impl Draft for Recorder {
     }
 
     fn propose(&mut self, text: &[u32], most: usize) -> Result<Vec<Guess>, EngineError> {
-        assert_eq!(self.taken.lock().unwrap().len(), text.len() - 1, "all but the last");
+        assert_eq!(
+            self.taken.lock().unwrap().len(),
+            text.len() - 1,
+            "all but the last"
+        );
         self.inner.propose(text, most)
     }
 }
@@ -607,7 +649,12 @@ fn the_taps_of_the_text_go_to_the_drafter() {
     let mut session = Session::new(engine(), Some(Box::new(recorder)));
     let mut turn = |text: &[u32], most| {
         session
-            .answer(engine(), text, &options(most), |_| ControlFlow::Continue(()))
+            .answer(
+                engine(),
+                text,
+                &options(most),
+                |_| ControlFlow::Continue(()),
+            )
             .unwrap()
     };
     let answer = turn(prompt, 120);

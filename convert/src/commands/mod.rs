@@ -2,12 +2,14 @@
 
 mod card;
 pub mod demo;
+pub mod drafter;
 pub mod eval;
-mod files;
+pub(crate) mod files;
 pub mod inspect;
 pub mod lint;
 pub mod package;
 pub mod quantize;
+mod recipe;
 pub mod target;
 pub mod text;
 pub mod verify;

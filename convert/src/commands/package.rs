@@ -1,6 +1,7 @@
 //! `package`: makes a model folder publishable, in place: quality report, model card
 //! and Apple's bundle metadata beside the programs, and a manifest with all digests.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic;
@@ -14,7 +15,7 @@ use crate::error::Error;
 use crate::ui::Ui;
 
 /// Apple's description of a bundle.
-pub(super) const BUNDLE_FILE: &str = "metadata.json";
+pub(crate) const BUNDLE_FILE: &str = "metadata.json";
 /// The model card.
 const CARD_FILE: &str = "README.md";
 
@@ -25,6 +26,8 @@ pub struct PackageOptions {
     pub folder: PathBuf,
     /// Quality report made by `eval`, copied into the folder.
     pub report: Option<PathBuf>,
+    /// Whether a drafter may be passed on with the folder.
+    pub with_drafter: bool,
 }
 
 /// Runs the command. The manifest is replaced last, so a folder in which this was
@@ -36,6 +39,16 @@ pub fn run(options: &PackageOptions, ui: Ui) -> Result<Manifest, Error> {
     let folder = &options.folder;
     let stage = ui.stage("package", 3);
     let manifest = verify::programs(folder)?;
+    if manifest.drafter.is_some() && !options.with_drafter {
+        return Err(Error::usage(format!(
+            "`{}` has a drafter, and published drafters come without a licence of their own",
+            folder.display()
+        ))
+        .hint(
+            "keep the drafter out: `anemone-convert drafter -o` leaves the model folder as it \
+             is; or pass `--with-drafter` if you may pass it on",
+        ));
+    }
     stage.step("programs");
     let report = match &options.report {
         Some(path) => Some(read_report(path, &manifest)?),
@@ -51,7 +64,7 @@ pub fn run(options: &PackageOptions, ui: Ui) -> Result<Manifest, Error> {
     bundle.push('\n');
     write(folder, BUNDLE_FILE, &bundle)?;
     stage.step("descriptions");
-    let manifest = finish(manifest, folder)?;
+    let manifest = finish(manifest, folder, &BTreeMap::new())?;
     stage.step("manifest");
     Ok(manifest)
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use anemone_schemas::aimodel::ir::{Elem, Module, Type};
+use anemone_schemas::aimodel::ir::{Elem, Graph, Module, Type};
 use anemone_schemas::aimodel::{asset, check};
 use anemone_schemas::exit::Exit;
-use anemone_schemas::manifest::{Chunk, MANIFEST_FILE, Manifest};
+use anemone_schemas::manifest::{Chunk, Drafter, MANIFEST_FILE, Manifest};
 use anemone_schemas::tokenizer::{ChatMessage, TokenizerFolder};
 
 use super::files::{file_info, list};
@@ -86,7 +86,7 @@ fn files(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
 ///
 /// # Errors
 /// What is wrong, with the program's name.
-pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
+pub(crate) fn programs(folder: &Path) -> Result<Manifest, Error> {
     let manifest = Manifest::read(folder)?;
     let table = folder.join(&manifest.embedding.path);
     let bytes = fs::metadata(&table)
@@ -109,7 +109,97 @@ pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
         interface(&manifest, chunk, &module)
             .map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
     }
+    if let Some(info) = &manifest.drafter {
+        drafter(folder, &manifest, info)?;
+    }
     Ok(manifest)
+}
+
+/// The structure of the drafter's program and the shapes that tie it to the model.
+fn drafter(folder: &Path, manifest: &Manifest, info: &Drafter) -> Result<(), Error> {
+    let table = folder.join(&info.embedding.path);
+    let bytes = fs::metadata(&table)
+        .map_err(|e| Error::io(&table, &e))?
+        .len();
+    let expected = info.embedding.shape.iter().product::<usize>() as u64 * 2;
+    if bytes != expected {
+        return Err(fail(format!(
+            "`{}` has {bytes} bytes, expected {expected}",
+            table.display()
+        )));
+    }
+    let path = folder.join(&info.path);
+    let module = asset::open_asset(&path)?;
+    let wrong = |e: String| fail(format!("`{}`: {e}", path.display()));
+    check::check(&module).map_err(|e| wrong(e.to_string()))?;
+    for &context in &info.contexts {
+        for (kind, rows) in [("draft", info.rows), ("extend", info.prefill_rows)] {
+            let name = format!("{kind}_{context}");
+            let slots = context + info.spare_slots;
+            let cache = vec![info.layers, 1, info.kv_heads, slots, info.head_dim];
+            let mut inputs = vec![
+                (
+                    "context_cos".to_string(),
+                    Elem::F32,
+                    vec![rows, info.head_dim],
+                ),
+                (
+                    "context_sin".to_string(),
+                    Elem::F32,
+                    vec![rows, info.head_dim],
+                ),
+                ("in_step".to_string(), Elem::Si32, vec![1]),
+                ("key_cache".to_string(), Elem::F16, cache.clone()),
+                ("value_cache".to_string(), Elem::F16, cache),
+            ];
+            let hidden = manifest.model.hidden;
+            let taps = info.taps.iter();
+            inputs.extend(taps.map(|t| (format!("tap_{t}"), Elem::F16, vec![1, rows, 1, hidden])));
+            let graph = module
+                .graph(&name)
+                .ok_or_else(|| wrong(format!("no function `{name}`")))?;
+            takes(&module, &graph, &inputs).map_err(wrong)?;
+            let outputs: &[&str] = match (kind, info.confidences) {
+                ("extend", _) => &["out_done"],
+                (_, true) => &["out_ids", "out_probabilities", "out_confidences"],
+                (_, false) => &["out_ids", "out_probabilities"],
+            };
+            for &output in outputs {
+                if !graph.outputs.iter().any(|(n, _)| *n == Some(output)) {
+                    return Err(wrong(format!("`{name}` has no output `{output}`")));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a function has these inputs or states.
+fn takes(
+    module: &Module,
+    graph: &Graph<'_>,
+    inputs: &[(String, Elem, Vec<usize>)],
+) -> Result<(), String> {
+    for (name, elem, shape) in inputs {
+        let Some((_, value)) = graph.inputs.iter().find(|(n, _)| *n == Some(name.as_str())) else {
+            return Err(format!("`{}` has no input `{name}`", graph.name));
+        };
+        let mut ty = module.value_type(*value);
+        if let Type::Handle(inner) = module.ty(ty) {
+            ty = *inner;
+        }
+        let found = match module.ty(ty) {
+            Type::Tensor(t) => Some((t.elem, t.dims().unwrap_or_default())),
+            _ => None,
+        };
+        if found.as_ref() != Some(&(*elem, shape.clone())) {
+            return Err(format!(
+                "input `{name}` of `{}` is {found:?}, expected {elem:?} {shape:?}",
+                graph.name
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether every function of a chunk takes and gives what the engine expects.
@@ -131,25 +221,8 @@ fn interface(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Result<(), 
             ("key_cache", Elem::F16, cache.clone()),
             ("value_cache", Elem::F16, cache),
         ];
-        for (name, elem, shape) in inputs {
-            let Some((_, value)) = graph.inputs.iter().find(|(n, _)| *n == Some(name)) else {
-                return Err(format!("`{}` has no input `{name}`", function.name));
-            };
-            let mut ty = module.value_type(*value);
-            if let Type::Handle(inner) = module.ty(ty) {
-                ty = *inner;
-            }
-            let found = match module.ty(ty) {
-                Type::Tensor(t) => Some((t.elem, t.dims().unwrap_or_default())),
-                _ => None,
-            };
-            if found.as_ref() != Some(&(elem, shape.clone())) {
-                return Err(format!(
-                    "input `{name}` of `{}` is {found:?}, expected {elem:?} {shape:?}",
-                    function.name
-                ));
-            }
-        }
+        let inputs = inputs.map(|(name, elem, shape)| (name.to_string(), elem, shape));
+        takes(module, &graph, &inputs)?;
         let mut outputs: Vec<String> = chunk.taps.iter().map(|t| format!("tap_{t}")).collect();
         let has = |name: &str| graph.outputs.iter().any(|(n, _)| *n == Some(name));
         // The choice of ids may be left to the host.

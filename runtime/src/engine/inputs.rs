@@ -261,7 +261,11 @@ mod tests {
                     let own = slot == offset + r;
                     let row = rows.get(r).filter(|_| (offset..offset + 8).contains(&slot));
                     let seen = row.is_some_and(|row| row.sees >> (slot - offset) & 1 == 1);
-                    let expected = if slot < offset || own || seen { 0.0 } else { -4e4 };
+                    let expected = if slot < offset || own || seen {
+                        0.0
+                    } else {
+                        -4e4
+                    };
                     let expected = f16::from_f32(expected);
                     assert_eq!(*value, expected, "offset {offset} slot {slot} row {r}");
                 }

@@ -14,6 +14,7 @@
 
 mod cache;
 mod draft;
+mod drafter;
 mod error;
 mod generate;
 mod inputs;
@@ -32,6 +33,7 @@ use anemone_schemas::tokenizer::TokenizerFolder;
 
 pub use cache::Cache;
 pub use draft::{Draft, Guess};
+pub use drafter::{DrafterProgram, ProgramDrafter};
 pub use error::EngineError;
 pub use generate::{Finish, Generated};
 pub use inputs::Row;
@@ -42,7 +44,7 @@ pub use speculate::{Depth, Statistics, Switch, check_drafts};
 use inputs::Buffers;
 
 use crate::kernels::Pool;
-use crate::plan::{Argmax, Plan, RunOptions};
+use crate::plan::{Argmax, Plan, ProfileEntry, RunOptions};
 use crate::program::Program;
 use crate::tensor::{Data, Tensor};
 
@@ -300,6 +302,36 @@ impl Engine {
             programs,
             scores,
         })
+    }
+
+    /// Whether calls measure their steps, for [`Engine::profile`].
+    pub fn set_profiling(&self, on: bool) {
+        for chunk in &self.chunks {
+            chunk.program.set_profiling(on);
+        }
+    }
+
+    /// Where the time of calls of one context and width goes, all chunks together.
+    ///
+    /// # Errors
+    /// If there is no such call.
+    pub fn profile(&self, context: usize, width: usize) -> Result<Vec<ProfileEntry>, EngineError> {
+        let mut all: Vec<ProfileEntry> = Vec::new();
+        for chunk in &self.chunks {
+            for entry in chunk.plan(context, width)?.profile() {
+                match all.iter_mut().find(|e| e.name == entry.name) {
+                    Some(e) => {
+                        e.steps += entry.steps;
+                        e.seconds += entry.seconds;
+                        e.bytes += entry.bytes;
+                        e.weights += entry.weights;
+                    }
+                    None => all.push(entry),
+                }
+            }
+        }
+        all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        Ok(all)
     }
 
     /// The narrowest call that takes `rows` rows.

@@ -218,7 +218,11 @@ impl Session {
         };
         statistics.draft_time += start.elapsed();
 
-        let least = if options.adapt { self.pace.least() } else { 0.0 };
+        let least = if options.adapt {
+            self.pace.least()
+        } else {
+            0.0
+        };
         let sides = options.sides && place.sides;
         let choice = choose(&guesses, &self.calibration, sides, free, least);
         let plan = Plan::new(text, place.offset, choice.chain, choice.sides);
@@ -237,7 +241,8 @@ impl Session {
         text.extend(&walk.new);
         // A side that was right is in a slot that is not its position.
         let in_place = root + 1 + walk.right;
-        self.tokens.extend_from_slice(&text[self.tokens.len()..in_place]);
+        self.tokens
+            .extend_from_slice(&text[self.tokens.len()..in_place]);
 
         statistics.count(&plan, &walk);
         statistics.plain_cycles += usize::from(!drafted || self.draft.is_none());

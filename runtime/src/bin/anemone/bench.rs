@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::ModelArgs;
 use crate::drafts::{DraftArgs, Summary};
 use crate::failure::End;
-use crate::output;
+use crate::{output, profile};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -43,8 +43,12 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     drafts: DraftArgs,
     /// Print one JSON document.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "profile")]
     json: bool,
+    /// Print where the time of a call goes instead, after as many slots as prompt
+    /// tokens; every step shows its shortest time.
+    #[arg(long)]
+    profile: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -132,6 +136,14 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
             ),
             Some("lower `--prompt-tokens` or `--new-tokens`"),
         ));
+    }
+    if args.profile {
+        let widest = engine.manifest().widths.last().copied().unwrap_or(1);
+        let rows = ids(&engine, widest, args.seed);
+        let repeat = args.repeat.max(3) as usize;
+        let text = profile::tables(&engine, args.model.threads, p, repeat, &rows)?;
+        output::print(&text)?;
+        return Ok(Exit::Ok);
     }
     let prompt = match &args.text {
         None => ids(&engine, p, args.seed),
@@ -236,7 +248,12 @@ fn text_ids(engine: &Engine, path: &PathBuf, n: usize) -> Result<Vec<u32>, End> 
 }
 
 /// Times calls of `rows` rows at the start of a cache.
-fn call_time(engine: &Engine, width: usize, rows: usize, args: &BenchArgs) -> Result<CallTime, End> {
+fn call_time(
+    engine: &Engine,
+    width: usize,
+    rows: usize,
+    args: &BenchArgs,
+) -> Result<CallTime, End> {
     let chain = Row::chain(&ids(engine, rows, args.seed), 0);
     let mut cache = engine.cache();
     let mut times = Vec::new();
@@ -295,7 +312,11 @@ fn render(r: &Report) -> String {
     line(format!("decode {}", r.new_tokens), &r.decode, "tokens/s");
     if let Some(d) = &r.drafts {
         line("  with drafts".into(), &d.decode, "tokens/s");
-        line("  accepted per cycle".into(), &d.accepted, "(own token not counted)");
+        line(
+            "  accepted per cycle".into(),
+            &d.accepted,
+            "(own token not counted)",
+        );
         line("  draft".into(), &d.draft_ms, "ms per cycle");
         line("  verify".into(), &d.verify_ms, "ms per cycle");
         line("  host".into(), &d.host_ms, "ms per cycle");

@@ -5,6 +5,7 @@ mod chat;
 mod drafts;
 mod failure;
 mod output;
+mod profile;
 mod run;
 
 use std::path::PathBuf;

@@ -198,8 +198,7 @@ mod tests {
                     let mut guesses = vec![guess(1, a, b, c), guess(2, b, c, a), guess(3, c, a, b)];
                     guesses[1].probability = a;
                     for free in 0..10 {
-                        let choice =
-                            choose(&guesses, &Calibration::default(), true, free, 0.0);
+                        let choice = choose(&guesses, &Calibration::default(), true, free, 0.0);
                         assert!(choice.chain.len() + choice.sides.len() <= free);
                         assert!([1, 2, 3].starts_with(&choice.chain));
                         let deepest = choice.sides.iter().map(|s| s.depth).max();

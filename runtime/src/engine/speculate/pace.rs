@@ -90,7 +90,13 @@ struct Line {
 
 impl Line {
     fn add(&mut self, x: f64, y: f64) {
-        for sum in [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy] {
+        for sum in [
+            &mut self.weight,
+            &mut self.x,
+            &mut self.y,
+            &mut self.xx,
+            &mut self.xy,
+        ] {
             *sum *= KEPT;
         }
         self.weight += 1.0;
@@ -144,8 +150,8 @@ impl Pace {
     /// Takes in a cycle; says why if drafting is switched off or on by it.
     pub(crate) fn record(&mut self, cycle: &Cycle) -> Option<(bool, String)> {
         self.cycles += 1;
-        let outlier = self.line.weight > 2.0
-            && cycle.verify > OUTLIER * self.line.y / self.line.weight;
+        let outlier =
+            self.line.weight > 2.0 && cycle.verify > OUTLIER * self.line.y / self.line.weight;
         if !outlier {
             self.line.add(cycle.rows as f64, cycle.verify);
         }
