@@ -407,9 +407,11 @@ fn replays_write_what_is_there() {
     }
 }
 
-/// T5: a token gives the same as a side and in the chain.
+/// T5: a token gives nearly the same as a side and in the chain: it sees the same, but
+/// sums over slots are taken in another order. So nothing that a side's row says may be
+/// text before a row of the chain has said it.
 #[test]
-fn a_side_gives_what_the_chain_gives() {
+fn a_side_gives_nearly_what_the_chain_gives() {
     let text = text(140);
     for root in [100usize, 103, 130] {
         let offset = root / 4 * 4;
@@ -425,10 +427,15 @@ fn a_side_gives_what_the_chain_gives() {
                 ..chain[first + depth]
             });
             let aside = step(&rows, &text, offset);
-            assert_eq!(
-                bits(&aside, rows.len() - 1),
-                bits(&straight, first + depth),
-                "root {root}, depth {depth}"
+            let aside = aside.logits(rows.len() - 1);
+            let straight = straight.logits(first + depth);
+            let gaps = aside.iter().zip(&straight).map(|(a, b)| (a - b).abs());
+            let worst = gaps.fold(0.0, f32::max);
+            let size = straight.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            // A wrong position or mask changes logits by about their size.
+            assert!(
+                worst < size / 200.0,
+                "root {root}, depth {depth}: {worst} of {size}"
             );
         }
     }
@@ -464,17 +471,22 @@ fn a_scripted_miss_gives_what_it_is_worth() {
             assert_eq!(answer.ids, ids[..200], "miss {miss}, hit {hit:?}");
             let s = &answer.statistics;
             let sided = hit.is_some() && miss <= 7;
-            let each = (miss - 1).min(7) + usize::from(sided);
             assert_eq!(s.tokens, 199);
-            // All cycles but the last, which is cut, give the same.
-            assert_eq!(
-                s.cycles,
-                199usize.div_ceil(each + 1),
-                "miss {miss}, hit {hit:?}"
-            );
-            let full = 199 / (each + 1);
-            assert!(s.side_hits >= full * usize::from(sided), "{s:?}");
-            assert_eq!(s.side_hits > 0, sided);
+            // Right guesses and the target's own token; after a side hit, that row's.
+            let each = (miss - 1).min(7) + 1 + usize::from(sided);
+            let cycles = if sided {
+                1 + (199 - miss).div_ceil(each)
+            } else {
+                199usize.div_ceil(each)
+            };
+            assert_eq!(s.cycles, cycles, "miss {miss}, hit {hit:?}");
+            assert_eq!(s.accepted, 199 - cycles);
+            if sided {
+                // But the last cycle, which is cut.
+                assert!(s.side_hits + 1 >= cycles, "{s:?}");
+            } else {
+                assert_eq!(s.side_hits, 0);
+            }
             for depth in 1..miss.min(8) {
                 assert_eq!(s.depths[depth - 1].right, s.depths[depth - 1].reached);
             }
@@ -668,9 +680,17 @@ fn the_taps_of_the_text_go_to_the_drafter() {
             })
             .unwrap();
         let taken = taken.lock().unwrap();
-        assert!(taken.len() + 1 >= text.len(), "{} of {}", taken.len(), text.len());
+        assert!(
+            taken.len() + 1 >= text.len(),
+            "{} of {}",
+            taken.len(),
+            text.len()
+        );
         for position in 0..text.len() - 1 {
-            assert!(taken[position] == all[position], "taps of position {position}");
+            assert!(
+                taken[position] == all[position],
+                "taps of position {position}"
+            );
         }
     };
     let mut text = [&prompt[..], &answer.ids].concat();
