@@ -274,7 +274,7 @@ impl Session {
             let switch = self.pace.record(&Cycle {
                 drafted,
                 rows: plan.rows.len(),
-                tokens: walk.new.len(),
+                tokens: walk.new.len() - lead.min(walk.right) + walk.side.iter().count(),
                 verify: step.programs.as_secs_f64() * 1e3,
                 whole: whole.as_secs_f64() * 1e3,
             });

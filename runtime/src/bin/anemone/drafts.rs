@@ -36,6 +36,9 @@ pub(crate) struct DraftArgs {
     /// Drafted tokens per cycle at most.
     #[arg(long, value_name = "N")]
     max_draft: Option<usize>,
+    /// Use all rows of every call and never switch drafting off, whatever it costs.
+    #[arg(long)]
+    no_adapt: bool,
     /// Use the folder's drafter without trying it on a fixed prompt first.
     #[arg(long)]
     unchecked: bool,
@@ -105,6 +108,7 @@ impl DraftArgs {
         Options {
             max_tokens,
             max_draft: self.max_draft.unwrap_or(options.max_draft),
+            adapt: !self.no_adapt,
             ..options
         }
     }
