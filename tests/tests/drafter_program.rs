@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -223,16 +224,19 @@ impl Inputs<'_> {
         [table(f32::cos), table(f32::sin)]
     }
 
-    /// A call with rows `from..to`, then nothing or a draft after them.
+    /// A call with these rows of a text, then nothing or a draft after them.
     fn call(
         &self,
         text: &[u32],
         taps: &[Vec<f16>],
-        from: usize,
-        to: usize,
+        rows: Range<usize>,
         context: usize,
         drafts: bool,
     ) -> Call {
+        let Range {
+            start: from,
+            end: to,
+        } = rows;
         let (d, n) = (
             self.hidden,
             if drafts {
@@ -310,27 +314,33 @@ fn apples_runtime_guesses_the_same() {
     };
     let walk = walk(false);
     let taps = all_taps(&walk, &info.taps);
-    let mut found = Agreement::default();
+    let (mut calls, mut drafts) = (Vec::new(), Vec::new());
     for (text, ids) in walk.texts.iter().enumerate() {
         let longest = walk.cycles_of(text).map(|c| c.anchor).max().unwrap();
         let context = if longest <= 256 { 256 } else { 512 };
-        let (mut calls, mut drafts) = (Vec::new(), Vec::new());
-        let mut known = 0;
+        let (first, mut known) = (calls.len(), 0);
         for cycle in walk.cycles_of(text) {
             while cycle.anchor - known > info.rows {
                 let to = cycle.anchor.min(known + info.prefill_rows);
-                calls.push(inputs.call(ids, &taps[text], known, to, context, false));
+                calls.push(inputs.call(ids, &taps[text], known..to, context, false));
                 known = to;
             }
             drafts.push((calls.len(), cycle));
-            calls.push(inputs.call(ids, &taps[text], known, cycle.anchor, context, true));
+            calls.push(inputs.call(ids, &taps[text], known..cycle.anchor, context, true));
             known = cycle.anchor;
         }
-        let report = oracle::report(&path.join(&info.path), &calls).unwrap();
-        assert_eq!(report.compatibility.as_deref(), Some("27.0"));
-        for (at, cycle) in drafts {
-            found.add(&walk, cycle, &guesses(&report.calls[at]));
+        let slots = context + info.spare_slots;
+        let shape = [info.layers, 1, info.kv_heads, slots, info.head_dim];
+        for state in ["key_cache", "value_cache"] {
+            let zeros = Apple::zeros(Elem::F16, &shape);
+            calls[first].states.push((state.into(), zeros));
         }
+    }
+    let report = oracle::report(&path.join(&info.path), &calls).unwrap();
+    assert_eq!(report.compatibility.as_deref(), Some("27.0"));
+    let mut found = Agreement::default();
+    for (at, cycle) in drafts {
+        found.add(&walk, cycle, &guesses(&report.calls[at]));
     }
     check(&found, "Apple's");
     check_kept(&walk, &found);

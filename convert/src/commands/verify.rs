@@ -160,7 +160,7 @@ fn drafter(folder: &Path, manifest: &Manifest, info: &Drafter) -> Result<(), Err
                 .ok_or_else(|| wrong(format!("no function `{name}`")))?;
             takes(&module, &graph, &inputs).map_err(wrong)?;
             let outputs: &[&str] = match (kind, info.confidences) {
-                ("extend", _) => &[],
+                ("extend", _) => &["out_done"],
                 (_, true) => &["out_ids", "out_probabilities", "out_confidences"],
                 (_, false) => &["out_ids", "out_probabilities"],
             };
