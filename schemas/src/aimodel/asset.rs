@@ -18,6 +18,7 @@ use super::decode::{DecodeError, decode};
 use super::encode::{EncodeError, encode};
 use super::ir::Module;
 use crate::atomic::{self, AtomicDir};
+use crate::hex;
 use crate::mapped::MappedFile;
 
 const PROGRAM: &str = "main.mlirb";
@@ -224,15 +225,6 @@ pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
         None => return Err(wrong("`assetVersion` is missing".into())),
     }
     serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    let mut out = String::with_capacity(2 * bytes.len());
-    for b in bytes {
-        let _ = write!(out, "{b:02x}");
-    }
-    out
 }
 
 /// Hashes and counts what passes through.
