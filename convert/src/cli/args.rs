@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::commands::demo::DemoOptions;
+use crate::commands::doctor::DoctorOptions;
 use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
@@ -14,6 +15,7 @@ use crate::commands::target::TargetOptions;
 use crate::commands::text::TextSource;
 use crate::error::Error;
 use crate::lower::{ArgmaxForm, AttentionForm, CacheLayout, Chunks, Forms, Prescale};
+use crate::publish::PublishOptions;
 use crate::quantize::Method;
 use crate::synth::{Published, SynthOptions};
 
@@ -56,8 +58,9 @@ impl From<MethodArg> for Method {
 
 #[derive(Debug, Args)]
 pub(super) struct QuantizeArgs {
-    /// Checkpoint folder: `config.json`, safetensors, tokenizer.
-    model: PathBuf,
+    /// Checkpoint folder (`config.json`, safetensors, tokenizer), or `owner/name[@revision]`
+    /// on the Hub.
+    pub(super) model: PathBuf,
     /// Store to make.
     #[arg(short, long)]
     output: PathBuf,
@@ -171,9 +174,9 @@ enum CacheArg {
 }
 
 impl QuantizeArgs {
-    pub(super) fn options(&self) -> QuantizeOptions {
+    pub(super) fn options(&self, model: PathBuf) -> QuantizeOptions {
         QuantizeOptions {
-            model: self.model.clone(),
+            model,
             output: self.output.clone(),
             method: self.method.into(),
             bits: self.bits,
@@ -315,8 +318,8 @@ impl DrafterArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct EvalArgs {
-    /// Checkpoint folder of the bf16 model.
-    model: PathBuf,
+    /// The bf16 model: checkpoint folder, or `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
     /// Quantized store, measured with dequantized weights in the teacher's graph.
     #[arg(long)]
     store: Option<PathBuf>,
@@ -347,9 +350,9 @@ pub(super) struct EvalArgs {
 }
 
 impl EvalArgs {
-    pub(super) fn options(&self) -> EvalOptions {
+    pub(super) fn options(&self, model: PathBuf) -> EvalOptions {
         EvalOptions {
-            model: self.model.clone(),
+            model,
             store: self.store.clone(),
             folder: self.folder.clone(),
             text: self.text.clone(),
@@ -367,9 +370,20 @@ pub(super) struct PackageArgs {
     /// Quality report written by `eval`.
     #[arg(long)]
     report: Option<PathBuf>,
-    /// Keep the drafter in the folder. Published drafters come without a licence of
-    /// their own: make sure that you may pass one on.
-    #[arg(long)]
+    /// Checkpoint folder whose licence and notices are copied, if the store had none.
+    #[arg(long, value_name = "CHECKPOINT")]
+    base: Option<PathBuf>,
+    /// Publish the folder there, as a pull request.
+    #[arg(long, value_name = "OWNER/NAME")]
+    pub(super) upload: Option<String>,
+    /// Publish by a commit instead of a pull request.
+    #[arg(long, requires = "upload")]
+    direct: bool,
+    /// Make the repository private if it does not exist yet.
+    #[arg(long, requires = "upload")]
+    private: bool,
+    /// Publish a drafter's weights too; their licence must allow it.
+    #[arg(long, requires = "upload")]
     with_drafter: bool,
     /// Print the steps with their bytes, and stop.
     #[arg(long)]
@@ -384,9 +398,56 @@ impl PackageArgs {
         PackageOptions {
             folder: self.folder.clone(),
             report: self.report.clone(),
-            with_drafter: self.with_drafter,
+            base: self.base.clone(),
         }
     }
+
+    pub(super) fn publish(&self) -> Option<PublishOptions> {
+        Some(PublishOptions {
+            folder: self.folder.clone(),
+            repo: self.upload.clone()?,
+            direct: self.direct,
+            private: self.private,
+            with_drafter: self.with_drafter,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    /// Model folder; without one only the machine is looked at.
+    folder: Option<PathBuf>,
+    /// Do not run the model.
+    #[arg(long)]
+    no_run: bool,
+    /// Worker threads.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl DoctorArgs {
+    pub(super) fn options(&self) -> DoctorOptions {
+        DoctorOptions {
+            folder: self.folder.clone(),
+            run: !self.no_run,
+            threads: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DownloadArgs {
+    /// `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
+    /// Print what would be fetched, and stop.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 #[derive(Debug, Args)]

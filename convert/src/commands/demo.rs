@@ -140,7 +140,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
         &PackageOptions {
             folder: folder.clone(),
             report: Some(report_path),
-            with_drafter: false,
+            ..PackageOptions::default()
         },
         ui,
     )?;
