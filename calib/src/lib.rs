@@ -9,6 +9,7 @@
 
 mod corpus;
 mod error;
+mod guided;
 mod kl;
 mod matmul;
 mod stats;
@@ -17,7 +18,10 @@ mod weights;
 
 pub use corpus::{Corpus, CorpusOptions, SourceUse};
 pub use error::Error;
+pub use guided::{Guided, GuidedBuilder};
 pub use kl::{Kl, KlSummary};
 pub use stats::{Stats, StatsBuilder};
-pub use teacher::{Hidden, Hook, Residual, Teacher};
+pub use teacher::{
+    GradientHook, Hidden, Hook, LinearGradient, NormGradients, Residual, Teacher, sampled_loss,
+};
 pub use weights::Weights;

@@ -22,7 +22,7 @@ use anemone_schemas::aimodel::asset::{AssetInfo, Metadata, write_asset};
 use anemone_schemas::aimodel::opt::optimize;
 use anemone_schemas::aimodel::summary::summarize;
 use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutMatrix, LutShape};
-use anemone_schemas::spec::{Architecture, Linear, ModelSpec, Norm, Rope, RopeKind};
+use anemone_schemas::spec::{Architecture, Linear, ModelSpec, Rope, RopeKind};
 use anemone_schemas::store::{DenseElem, Key, MatrixReport, Provenance, Store, StoreWriter};
 use half::f16;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -108,7 +108,7 @@ fn random_store(dir: &Path, spec: &ModelSpec, layers: usize) -> Result<(), Error
             let key = Key::of([b"random".as_slice(), name.as_bytes()]);
             writer.put_lut(&name, &key, &matrix, report)?;
         }
-        for norm in Norm::ALL {
+        for &norm in Architecture::Qwen3.norms() {
             let (name, width) = (norm.tensor(layer), norm.width(spec));
             let key = Key::of([b"random".as_slice(), name.as_bytes()]);
             let scales = (0..width).flat_map(|_| {

@@ -298,7 +298,8 @@ impl Job<'_> {
         let spec = self.spec;
         let mut names = vec![(FINAL_NORM.to_string(), vec![spec.hidden])];
         for layer in 0..spec.layers {
-            names.extend(Norm::ALL.map(|n| (n.tensor(layer), vec![n.width(spec)])));
+            let norms = spec.architecture.norms().iter();
+            names.extend(norms.map(|n| (n.tensor(layer), vec![n.width(spec)])));
         }
         names.push((EMBEDDING.to_string(), vec![spec.vocab, spec.hidden]));
         for (name, shape) in names {
