@@ -12,6 +12,7 @@ mod error;
 mod guided;
 mod kl;
 mod matmul;
+mod overlap;
 mod stats;
 mod teacher;
 mod weights;
@@ -20,8 +21,10 @@ pub use corpus::{Corpus, CorpusOptions, SourceUse};
 pub use error::Error;
 pub use guided::{Guided, GuidedBuilder};
 pub use kl::{Kl, KlSummary};
+pub use overlap::Shingles;
 pub use stats::{Stats, StatsBuilder};
 pub use teacher::{
     GradientHook, Hidden, Hook, LinearGradient, NormGradients, Residual, Teacher, sampled_loss,
+    softmax_rows,
 };
 pub use weights::Weights;

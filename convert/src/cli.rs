@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use anemone_schemas::exit::{EXIT_HELP, Exit};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::commands::ablate::{self, AblateOptions};
 use crate::commands::demo::{self, DemoOptions};
 use crate::commands::eval::{self, EvalOptions};
 use crate::commands::package::{self, PackageOptions};
-use crate::commands::quantize::{self, QuantizeOptions};
+use crate::commands::quantize::{self, BitsRule, QuantizeOptions};
 use crate::commands::target::{self, TargetOptions};
 use crate::commands::text::TextSource;
 use crate::commands::{inspect, lint, verify};
@@ -43,6 +44,8 @@ enum Command {
     Target(TargetArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Measure what each step of the quantizer is worth on a model.
+    Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
     Package(PackageArgs),
     /// Check hashes, programs, tokenizer and template of a model folder.
@@ -86,6 +89,8 @@ enum MethodArg {
     Kmeans,
     /// Weighted k-means, then GPTQ onto the tables.
     Gptq,
+    /// GPTQ, then tables and codes refined in the metric of the model's loss.
+    TwoSided,
 }
 
 impl From<MethodArg> for Method {
@@ -94,6 +99,7 @@ impl From<MethodArg> for Method {
             MethodArg::KmeansUnweighted => Self::KMeansUnweighted,
             MethodArg::Kmeans => Self::KMeans,
             MethodArg::Gptq => Self::Gptq,
+            MethodArg::TwoSided => Self::TwoSided,
         }
     }
 }
@@ -106,11 +112,18 @@ struct QuantizeArgs {
     #[arg(short, long)]
     output: PathBuf,
     /// How codes and tables are chosen.
-    #[arg(long, value_enum, default_value = "gptq")]
+    #[arg(long, value_enum, default_value = "two-sided")]
     method: MethodArg,
+    /// Whether calibration inputs count by the gradient of the loss; without gradients
+    /// (a method other than `two-sided`, and `false` here) the model runs forward only.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    guided: bool,
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
+    /// Other bits for matrices whose name holds TEXT, such as `lm_head=6`; repeatable.
+    #[arg(long = "bits-for", value_name = "TEXT=BITS")]
+    rules: Vec<BitsRule>,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
     #[arg(long = "calib", value_name = "FILE")]
     calibration: Vec<PathBuf>,
@@ -275,6 +288,33 @@ struct EvalArgs {
 }
 
 #[derive(Debug, Args)]
+struct AblateArgs {
+    /// Checkpoint folder.
+    model: PathBuf,
+    /// Folder for the stores and `report.json`; stores already there are used again.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Calibration text, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens of each evaluation set at most.
+    #[arg(long, default_value_t = 8192)]
+    eval_tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+}
+
+#[derive(Debug, Args)]
 struct PackageArgs {
     /// Model folder.
     folder: PathBuf,
@@ -333,7 +373,9 @@ pub fn run(cli: Cli) -> Result<(), Error> {
                 model: a.model,
                 output: a.output,
                 method: a.method.into(),
+                guided: a.guided,
                 bits: a.bits,
+                rules: a.rules,
                 calibration: a.calibration,
                 tokens: a.tokens,
                 window: a.window,
@@ -383,6 +425,22 @@ pub fn run(cli: Cli) -> Result<(), Error> {
             } else {
                 report.markdown()
             })?;
+        }
+        Command::Ablate(a) => {
+            let options = AblateOptions {
+                model: a.model,
+                output: a.output,
+                calibration: a.calibration,
+                tokens: a.tokens,
+                text: a.text,
+                eval_tokens: a.eval_tokens,
+                window: a.window,
+                jobs: a.jobs,
+            };
+            let (table, report) = ablate::run(&options, ui, &stop)?;
+            let path = options.output.join("report.json");
+            report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            print(&table)?;
         }
         Command::Package(a) => {
             let options = PackageOptions {

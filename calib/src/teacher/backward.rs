@@ -9,7 +9,7 @@ use anemone_schemas::spec::{FINAL_NORM, Linear, ModelSpec, Site};
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::math::{add_assign, rms_norm, rms_norm_backward, swiglu_backward};
+use super::math::{add_assign, rms_norm, rms_norm_backward, softmax, swiglu_backward};
 use super::{Block, Hidden, Teacher, Trace, group, scatter};
 use crate::Error;
 use crate::matmul::{elements, matrix};
@@ -219,9 +219,7 @@ pub fn sampled_loss(logits: &mut [f32], vocab: usize, valid: usize, seed: u64, f
         .par_chunks_exact_mut(vocab)
         .enumerate()
         .for_each(|(row, logits)| {
-            let (logits, padding) = logits.split_at_mut(valid.min(vocab));
-            padding.fill(0.0);
-            super::math::softmax(logits);
+            let logits = softmax_of_valid(logits, valid);
             let mut left = uniform(seed, (first + row) as u64);
             let mut drawn = logits.len() - 1;
             for (id, p) in logits.iter().enumerate() {
@@ -233,6 +231,21 @@ pub fn sampled_loss(logits: &mut [f32], vocab: usize, valid: usize, seed: u64, f
             }
             logits[drawn] -= 1.0;
         });
+}
+
+/// Replaces rows of logits by probabilities; the padding after `valid` ids gets zero.
+pub fn softmax_rows(logits: &mut [f32], vocab: usize, valid: usize) {
+    logits.par_chunks_exact_mut(vocab).for_each(|logits| {
+        softmax_of_valid(logits, valid);
+    });
+}
+
+fn softmax_of_valid(logits: &mut [f32], valid: usize) -> &mut [f32] {
+    let valid = valid.min(logits.len());
+    let (logits, padding) = logits.split_at_mut(valid);
+    padding.fill(0.0);
+    softmax(logits);
+    logits
 }
 
 /// A number in [0, 1) from SplitMix64 (Steele, Lea and Flood, 2014).
