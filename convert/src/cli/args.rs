@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::commands::ablate::AblateOptions;
 use crate::commands::demo::DemoOptions;
 use crate::commands::doctor::DoctorOptions;
 use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::QuantizeOptions;
+use crate::commands::quantize::{BitsRule, QuantizeOptions};
 use crate::commands::target::TargetOptions;
 use crate::commands::text::TextSource;
 use crate::error::Error;
@@ -44,6 +45,8 @@ enum MethodArg {
     Kmeans,
     /// Weighted k-means, then GPTQ onto the tables.
     Gptq,
+    /// GPTQ, then tables and codes refined in the metric of the model's loss.
+    TwoSided,
 }
 
 impl From<MethodArg> for Method {
@@ -52,6 +55,7 @@ impl From<MethodArg> for Method {
             MethodArg::KmeansUnweighted => Self::KMeansUnweighted,
             MethodArg::Kmeans => Self::KMeans,
             MethodArg::Gptq => Self::Gptq,
+            MethodArg::TwoSided => Self::TwoSided,
         }
     }
 }
@@ -65,11 +69,18 @@ pub(super) struct QuantizeArgs {
     #[arg(short, long)]
     output: PathBuf,
     /// How codes and tables are chosen.
-    #[arg(long, value_enum, default_value = "gptq")]
+    #[arg(long, value_enum, default_value = "two-sided")]
     method: MethodArg,
+    /// Whether calibration inputs count by the gradient of the loss; without gradients
+    /// (a method other than `two-sided`, and `false` here) the model runs forward only.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    guided: bool,
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
+    /// Other bits for matrices whose name holds TEXT, such as `lm_head=6`; repeatable.
+    #[arg(long = "bits-for", value_name = "TEXT=BITS")]
+    rules: Vec<BitsRule>,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
     #[arg(long = "calib", value_name = "FILE")]
     calibration: Vec<PathBuf>,
@@ -179,7 +190,9 @@ impl QuantizeArgs {
             model,
             output: self.output.clone(),
             method: self.method.into(),
+            guided: self.guided,
             bits: self.bits,
+            rules: self.rules.clone(),
             calibration: self.calibration.clone(),
             tokens: self.tokens,
             window: self.window,
@@ -359,6 +372,48 @@ impl EvalArgs {
             window: self.window,
             tokens: self.tokens,
             threads: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AblateArgs {
+    /// Checkpoint folder.
+    model: PathBuf,
+    /// Folder for the stores and `report.json`; stores already there are used again.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Calibration text, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens of each evaluation set at most.
+    #[arg(long, default_value_t = 8192)]
+    eval_tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+}
+
+impl AblateArgs {
+    pub(super) fn options(&self) -> AblateOptions {
+        AblateOptions {
+            model: self.model.clone(),
+            output: self.output.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            text: self.text.clone(),
+            eval_tokens: self.eval_tokens,
+            window: self.window,
+            jobs: self.jobs,
         }
     }
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::commands::findings::{Class, Finding};
 use crate::commands::{
-    demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
+    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
 };
 use crate::error::Error;
 use crate::lint::LintOptions;
@@ -29,7 +29,7 @@ use crate::synth;
 use crate::ui::{Style, Ui};
 
 use args::{
-    DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs,
+    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs,
     QuantizeArgs, RunArgs, SynthArgs, TargetArgs,
 };
 use job::{Job, LockArgs};
@@ -115,6 +115,8 @@ enum Command {
     Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Measure what each step of the quantizer is worth on a model.
+    Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
     Package(PackageArgs),
     /// Check hashes, programs, tokenizer and template of a model folder.
@@ -251,6 +253,14 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
             } else {
                 report.markdown()
             })?;
+        }
+        Command::Ablate(a) => {
+            let options = a.options();
+            let _job = start(&format!("ablate {}", options.model.display()))?;
+            let (table, report) = ablate::run(&options, ui, &stop)?;
+            let path = options.output.join("report.json");
+            report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            print(&table)?;
         }
         Command::Package(a) => {
             let options = a.options();

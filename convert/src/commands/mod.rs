@@ -1,5 +1,7 @@
 //! One module per command; each takes plain options and returns what it made.
 
+pub mod ablate;
+mod affine;
 mod card;
 pub mod demo;
 pub mod doctor;
