@@ -531,6 +531,9 @@ pub(super) struct SynthArgs {
     /// Model to imitate, such as `qwen3-8b`, `qwen3-4b`, `qwen3-14b` or `r1-0528-qwen3-8b`.
     #[arg(long, value_name = "NAME")]
     like: Published,
+    /// Make the DSpark drafter published for the model.
+    #[arg(long, conflicts_with = "layers")]
+    pub(super) drafter: bool,
     /// Decoder layers, if not all.
     #[arg(long)]
     layers: Option<usize>,

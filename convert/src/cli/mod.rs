@@ -356,6 +356,10 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
                 print(&demo::run(&options, ui, &stop)?)?;
             }
         }
+        Command::Synth(a) if a.drafter => {
+            let _job = start("synth")?;
+            synth::run_drafter(&a.options(), ui, &stop)?;
+        }
         Command::Synth(a) => {
             let options = a.options();
             let plan = plan::synth(&options)?;
