@@ -66,6 +66,7 @@ impl Kind {
                     "dense",
                     "model_spec.json",
                     "norm_magnitudes.json",
+                    "calibration_text.json",
                 ]);
                 add(&[store::MANIFEST, "config.json", "generation_config.json"]);
                 add(&TOKENIZER_FILES);

@@ -8,7 +8,6 @@
 //! refuses those.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::SystemTime;
@@ -17,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::hex;
 use crate::mapped::MappedFile;
 use crate::spec::{EMBEDDING, LM_HEAD, ModelSpec};
 
@@ -231,10 +231,7 @@ impl Checkpoint {
                     hash.update(format!("{name} {} {:?}\n", view.dtype, view.shape));
                     hash.update(view.bytes);
                 }
-                hash.finalize().iter().fold(String::new(), |mut hex, byte| {
-                    let _ = write!(hex, "{byte:02x}");
-                    hex
-                })
+                hex(&hash.finalize())
             })
             .clone()
     }

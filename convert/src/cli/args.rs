@@ -5,15 +5,18 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::commands::ablate::AblateOptions;
 use crate::commands::demo::DemoOptions;
+use crate::commands::doctor::DoctorOptions;
 use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::QuantizeOptions;
+use crate::commands::quantize::{BitsRule, QuantizeOptions};
 use crate::commands::target::TargetOptions;
 use crate::commands::text::TextSource;
 use crate::error::Error;
 use crate::lower::{ArgmaxForm, AttentionForm, CacheLayout, Chunks, Forms, Prescale};
+use crate::publish::PublishOptions;
 use crate::quantize::Method;
 use crate::synth::{Published, SynthOptions};
 
@@ -42,6 +45,8 @@ enum MethodArg {
     Kmeans,
     /// Weighted k-means, then GPTQ onto the tables.
     Gptq,
+    /// GPTQ, then tables and codes refined in the metric of the model's loss.
+    TwoSided,
 }
 
 impl From<MethodArg> for Method {
@@ -50,23 +55,32 @@ impl From<MethodArg> for Method {
             MethodArg::KmeansUnweighted => Self::KMeansUnweighted,
             MethodArg::Kmeans => Self::KMeans,
             MethodArg::Gptq => Self::Gptq,
+            MethodArg::TwoSided => Self::TwoSided,
         }
     }
 }
 
 #[derive(Debug, Args)]
 pub(super) struct QuantizeArgs {
-    /// Checkpoint folder: `config.json`, safetensors, tokenizer.
-    model: PathBuf,
+    /// Checkpoint folder (`config.json`, safetensors, tokenizer), or `owner/name[@revision]`
+    /// on the Hub.
+    pub(super) model: PathBuf,
     /// Store to make.
     #[arg(short, long)]
     output: PathBuf,
     /// How codes and tables are chosen.
-    #[arg(long, value_enum, default_value = "gptq")]
+    #[arg(long, value_enum, default_value = "two-sided")]
     method: MethodArg,
+    /// Whether calibration inputs count by the gradient of the loss; without gradients
+    /// (a method other than `two-sided`, and `false` here) the model runs forward only.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    guided: bool,
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
+    /// Other bits for matrices whose name holds TEXT, such as `lm_head=6`; repeatable.
+    #[arg(long = "bits-for", value_name = "TEXT=BITS")]
+    rules: Vec<BitsRule>,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
     #[arg(long = "calib", value_name = "FILE")]
     calibration: Vec<PathBuf>,
@@ -171,12 +185,14 @@ enum CacheArg {
 }
 
 impl QuantizeArgs {
-    pub(super) fn options(&self) -> QuantizeOptions {
+    pub(super) fn options(&self, model: PathBuf) -> QuantizeOptions {
         QuantizeOptions {
-            model: self.model.clone(),
+            model,
             output: self.output.clone(),
             method: self.method.into(),
+            guided: self.guided,
             bits: self.bits,
+            rules: self.rules.clone(),
             calibration: self.calibration.clone(),
             tokens: self.tokens,
             window: self.window,
@@ -315,8 +331,8 @@ impl DrafterArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct EvalArgs {
-    /// Checkpoint folder of the bf16 model.
-    model: PathBuf,
+    /// The bf16 model: checkpoint folder, or `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
     /// Quantized store, measured with dequantized weights in the teacher's graph.
     #[arg(long)]
     store: Option<PathBuf>,
@@ -347,9 +363,9 @@ pub(super) struct EvalArgs {
 }
 
 impl EvalArgs {
-    pub(super) fn options(&self) -> EvalOptions {
+    pub(super) fn options(&self, model: PathBuf) -> EvalOptions {
         EvalOptions {
-            model: self.model.clone(),
+            model,
             store: self.store.clone(),
             folder: self.folder.clone(),
             text: self.text.clone(),
@@ -361,15 +377,68 @@ impl EvalArgs {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct AblateArgs {
+    /// Checkpoint folder.
+    model: PathBuf,
+    /// Folder for the stores and `report.json`; stores already there are used again.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Calibration text, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens of each evaluation set at most.
+    #[arg(long, default_value_t = 8192)]
+    eval_tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+}
+
+impl AblateArgs {
+    pub(super) fn options(&self) -> AblateOptions {
+        AblateOptions {
+            model: self.model.clone(),
+            output: self.output.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            text: self.text.clone(),
+            eval_tokens: self.eval_tokens,
+            window: self.window,
+            jobs: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 pub(super) struct PackageArgs {
     /// Model folder.
     folder: PathBuf,
     /// Quality report written by `eval`.
     #[arg(long)]
     report: Option<PathBuf>,
-    /// Keep the drafter in the folder. Published drafters come without a licence of
-    /// their own: make sure that you may pass one on.
-    #[arg(long)]
+    /// Checkpoint folder whose licence and notices are copied, if the store had none.
+    #[arg(long, value_name = "CHECKPOINT")]
+    base: Option<PathBuf>,
+    /// Publish the folder there, as a pull request.
+    #[arg(long, value_name = "OWNER/NAME")]
+    pub(super) upload: Option<String>,
+    /// Publish by a commit instead of a pull request.
+    #[arg(long, requires = "upload")]
+    direct: bool,
+    /// Make the repository private if it does not exist yet.
+    #[arg(long, requires = "upload")]
+    private: bool,
+    /// Publish a drafter's weights too; their licence must allow it.
+    #[arg(long, requires = "upload")]
     with_drafter: bool,
     /// Print the steps with their bytes, and stop.
     #[arg(long)]
@@ -384,9 +453,56 @@ impl PackageArgs {
         PackageOptions {
             folder: self.folder.clone(),
             report: self.report.clone(),
-            with_drafter: self.with_drafter,
+            base: self.base.clone(),
         }
     }
+
+    pub(super) fn publish(&self) -> Option<PublishOptions> {
+        Some(PublishOptions {
+            folder: self.folder.clone(),
+            repo: self.upload.clone()?,
+            direct: self.direct,
+            private: self.private,
+            with_drafter: self.with_drafter,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    /// Model folder; without one only the machine is looked at.
+    folder: Option<PathBuf>,
+    /// Do not run the model.
+    #[arg(long)]
+    no_run: bool,
+    /// Worker threads.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl DoctorArgs {
+    pub(super) fn options(&self) -> DoctorOptions {
+        DoctorOptions {
+            folder: self.folder.clone(),
+            run: !self.no_run,
+            threads: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DownloadArgs {
+    /// `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
+    /// Print what would be fetched, and stop.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 //! in `job`.
 
 mod args;
+mod docs;
 mod job;
 
 use std::io::{self, Write};
@@ -9,20 +10,27 @@ use std::path::{Path, PathBuf};
 
 use anemone_memguard::{LimitArgs, Stop};
 use anemone_schemas::exit::{EXIT_HELP, Exit};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use anemone_schemas::manifest::Manifest;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use serde::Serialize;
 
-use crate::commands::{demo, drafter, eval, inspect, lint, package, quantize, target, verify};
+use crate::commands::findings::{Class, Finding};
+use crate::commands::{
+    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
+};
 use crate::error::Error;
 use crate::lint::LintOptions;
 use crate::output::{self, Kind};
 use crate::plan::{self, Plan};
+use crate::publish;
+use crate::source::{self, Source};
 use crate::synth;
 use crate::ui::{Style, Ui};
 
 use args::{
-    DemoArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs, QuantizeArgs, RunArgs, SynthArgs,
-    TargetArgs,
+    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs,
+    QuantizeArgs, RunArgs, SynthArgs, TargetArgs,
 };
 use job::{Job, LockArgs};
 
@@ -107,6 +115,8 @@ enum Command {
     Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Measure what each step of the quantizer is worth on a model.
+    Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
     Package(PackageArgs),
     /// Check hashes, programs, tokenizer and template of a model folder.
@@ -114,6 +124,8 @@ enum Command {
         /// Model folder.
         folder: PathBuf,
     },
+    /// Check everything about a model folder and this machine, run it, and say what to do.
+    Doctor(DoctorArgs),
     /// Check programs against the rules of the Neural Engine.
     Lint {
         /// An `.aimodel`, or a folder of them.
@@ -140,6 +152,21 @@ enum Command {
     Demo(DemoArgs),
     /// Make a checkpoint with the configuration of a published model and random weights.
     Synth(SynthArgs),
+    /// Fetch a checkpoint from the Hub into its cache; prints the folder.
+    Download(DownloadArgs),
+    /// Print completions for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write man pages.
+    Man {
+        /// Folder for them.
+        folder: PathBuf,
+    },
+    /// Print the reference of all commands, `docs/cli.md`.
+    #[command(hide = true)]
+    Docs,
 }
 
 /// Runs a parsed command line and reports how it failed, if it did.
@@ -166,7 +193,10 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
     let start = |name: &str| Job::start(name, &cli.limits, &cli.lock, ui, &stop);
     match &cli.command {
         Command::Quantize(a) => {
-            let options = a.options();
+            let Some(model) = checkpoint(&a.model, a.run.dry_run, a.run.json, ui, &stop)? else {
+                return Ok(());
+            };
+            let options = a.options(model);
             let plan = plan::quantize(&options)?;
             if agreed(
                 plan,
@@ -204,7 +234,10 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
             drafter::run(&options, ui, &stop)?;
         }
         Command::Eval(a) => {
-            let options = a.options();
+            let Some(model) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? else {
+                return Ok(());
+            };
+            let options = a.options(model);
             let plan = plan::eval(&options)?;
             if a.dry_run {
                 return show(plan, a.json);
@@ -221,14 +254,31 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
                 report.markdown()
             })?;
         }
+        Command::Ablate(a) => {
+            let options = a.options();
+            let _job = start(&format!("ablate {}", options.model.display()))?;
+            let (table, report) = ablate::run(&options, ui, &stop)?;
+            let path = options.output.join("report.json");
+            report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            print(&table)?;
+        }
         Command::Package(a) => {
             let options = a.options();
             let plan = plan::package(&options)?;
             if a.dry_run {
-                return show(plan, a.json);
+                return dry_package(a, plan);
             }
             plan.require()?;
-            package::run(&options, ui)?;
+            let package = package::run(&options, ui)?;
+            print(&if a.json {
+                json(&package)?
+            } else {
+                package.stanza(a.upload.as_deref())
+            })?;
+            if let Some(publish) = a.publish() {
+                let address = publish::run(&publish, &package, ui)?;
+                ui.note(&format!("published: {address}"));
+            }
         }
         Command::Verify { folder } => {
             let manifest = verify::run(folder, ui)?;
@@ -239,6 +289,36 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
                 manifest.files.len()
             ))?;
         }
+        Command::Doctor(a) => {
+            let findings = doctor::run(&a.options(), ui)?;
+            print(&if a.json {
+                json(&findings)?
+            } else if findings.is_empty() {
+                "nothing found".to_string()
+            } else {
+                findings.iter().map(Finding::text).collect()
+            })?;
+            let wrong = findings.iter().filter(|f| f.class != Class::Performance);
+            if let wrong @ 1.. = wrong.count() {
+                return Err(Error::new(
+                    Exit::Verification,
+                    format!("{wrong} findings are fatal or silently wrong"),
+                ));
+            }
+        }
+        Command::Download(a) => {
+            if let Some(folder) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? {
+                print(&folder.display().to_string())?;
+            }
+        }
+        Command::Completions { shell } => {
+            let text = docs::completions(Cli::command(), *shell);
+            io::stdout()
+                .write_all(&text)
+                .map_err(|e| Error::unexpected(&e))?;
+        }
+        Command::Man { folder } => docs::man(&Cli::command(), folder)?,
+        Command::Docs => print(&docs::markdown(&Cli::command()))?,
         Command::Lint {
             path,
             json: as_json,
@@ -291,6 +371,42 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The checkpoint's folder, fetched if need be; nothing where a dry run has only shown
+/// what would be fetched.
+fn checkpoint(
+    model: &Path,
+    dry: bool,
+    as_json: bool,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<Option<PathBuf>, Error> {
+    match source::find(model, dry, ui, stop)? {
+        Source::Folder(folder) => Ok(Some(folder)),
+        Source::Planned(plan) => show(plan, as_json).map(|()| None),
+    }
+}
+
+/// What `package` and its upload would do.
+fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
+    if let Some(options) = a.publish() {
+        let manifest = Manifest::read(&options.folder)?;
+        let package = package::describe(&options.folder, manifest)?;
+        publish::check(&options, &package)?;
+        let bytes: u64 = package.files.iter().map(|f| f.size_bytes).sum();
+        plan.notes.push(format!(
+            "then {} files, {bytes} bytes, go to `{}` as a {}",
+            package.files.len(),
+            options.repo,
+            if options.direct {
+                "commit"
+            } else {
+                "pull request"
+            },
+        ));
+    }
+    show(plan, a.json)
 }
 
 /// Whether to go ahead: not after a dry run, which only shows the plan; and only where

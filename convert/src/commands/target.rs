@@ -16,6 +16,7 @@ use anemone_schemas::store::{DenseElem, Store};
 
 use super::files::{copy_range, digest_folder};
 use super::lint::first_error;
+use super::notices;
 use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
 use super::recipe::Recipe;
 use super::text::open_tokenizer;
@@ -192,6 +193,12 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
             fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
         }
         work.finished(TOKENIZER_DIR)?;
+    }
+    for file in &store.manifest().files {
+        if notices::travels(&file.name) {
+            let (from, to) = (store.dir().join(&file.name), work.path().join(&file.name));
+            fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
+        }
     }
     recipe.write(work.path())?;
     let tokenizer = open_tokenizer(&tokenizer_dir)?;

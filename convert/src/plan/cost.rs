@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anemone_schemas::checkpoint::{Checkpoint, Head};
 use anemone_schemas::lut::LutShape;
-use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Norm, Site};
+use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Site};
 
 use super::{Plan, Step, Work};
 use crate::commands::demo::DemoOptions;
@@ -106,7 +106,12 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     head_work.products = tokens * (spec.hidden as f64).powi(2) / 2.0;
     head_work.factors = factor(spec.hidden);
     steps.push(Step::new(LM_HEAD, bytes(head)?, head_work));
-    let norms: usize = Norm::ALL.iter().map(|n| n.width(spec)).sum();
+    let norms: usize = spec
+        .architecture
+        .norms()
+        .iter()
+        .map(|n| n.width(spec))
+        .sum();
     let dense = (norms * spec.layers + spec.hidden + spec.vocab * spec.hidden) * 2;
     steps.push(Step::new(
         "norms and embedding",

@@ -9,7 +9,7 @@ mod cost;
 mod speed;
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anemone_memguard::{Budget, human_bytes, require_disk};
 use serde::Serialize;
@@ -68,6 +68,19 @@ struct Work {
     hashed: f64,
 }
 
+impl Work {
+    fn is_none(&self) -> bool {
+        let Self {
+            products,
+            points,
+            feedback,
+            factors,
+            hashed,
+        } = self;
+        products + points + feedback + factors + hashed == 0.0
+    }
+}
+
 impl Step {
     fn new(what: impl Into<String>, bytes: u64, work: Work) -> Self {
         Self {
@@ -93,11 +106,33 @@ impl Plan {
         })
     }
 
+    /// The plan of a download of `files` to the cache, `bytes` of which are missing.
+    ///
+    /// # Errors
+    /// If the machine's memory cannot be read.
+    pub fn download(
+        files: impl Iterator<Item = (String, u64)>,
+        cache: &Path,
+        bytes: u64,
+    ) -> Result<Self, Error> {
+        let steps = files.map(|(name, bytes)| Step::new(name, bytes, Work::default()));
+        let mut plan = Self::new("download", steps.collect())?;
+        plan.output = Some(cache.to_path_buf());
+        plan.output_bytes = bytes;
+        plan.peak_memory = 64 << 20;
+        plan.notes
+            .push("what comes after the download is planned once the files are here".into());
+        Ok(plan)
+    }
+
     /// Measures this machine and fills in the times.
     ///
     /// # Errors
     /// A failure of the measured routines.
     pub fn estimate(&mut self) -> Result<(), Error> {
+        if self.steps.iter().all(|step| step.work.is_none()) {
+            return Ok(());
+        }
         let speed = Speed::measure()?;
         for step in &mut self.steps {
             step.seconds = Some(speed.seconds(&step.work));
