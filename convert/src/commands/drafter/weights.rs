@@ -486,7 +486,11 @@ impl Scratch {
                 Some(v) => Some(Error::bad_input(format!(
                     "a weight of {v} is too large for fp16"
                 ))),
-                None => stop.check().and_then(|()| self.append(&buffer)).err(),
+                None => stop
+                    .check()
+                    .map_err(Error::from)
+                    .and_then(|()| self.append(&buffer))
+                    .err(),
             };
         };
         match from {
