@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anemone_calib::{Corpus, Hidden, Stats, StatsBuilder, Teacher, Weights};
-use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::checkpoint::{self, Checkpoint};
 use anemone_schemas::exit::Exit;
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
 use anemone_schemas::store::{DenseElem, Key, Provenance, Store, StoreWriter};
@@ -33,6 +33,9 @@ use crate::ui::{Stage, Ui};
 pub(super) const MAGNITUDES_FILE: &str = "norm_magnitudes.json";
 /// File of the store that holds the model's spec.
 pub(super) const SPEC_FILE: &str = "model_spec.json";
+
+/// Setting of a store that holds only some layers, and so of no use but for trials.
+pub(super) const PARTIAL: &str = "layers";
 
 /// What to quantize and how.
 #[derive(Clone, Debug)]
@@ -53,6 +56,19 @@ pub struct QuantizeOptions {
     pub window: usize,
     /// Worker threads; the result does not depend on them.
     pub jobs: usize,
+    /// Only the first so many layers, for a trial.
+    pub layers: Option<usize>,
+}
+
+impl QuantizeOptions {
+    /// The checkpoint, cut off after [`Self::layers`].
+    pub(crate) fn open(&self) -> Result<Checkpoint, Error> {
+        let checkpoint = Checkpoint::open(&self.model)?;
+        Ok(match self.layers {
+            Some(layers) => checkpoint.first_layers(layers)?,
+            None => checkpoint,
+        })
+    }
 }
 
 /// Runs the command.
@@ -61,7 +77,7 @@ pub struct QuantizeOptions {
 /// Bad input, no calibration text, or an interruption (exit code 130): the store then
 /// holds every finished matrix and the same command goes on.
 pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
+    let checkpoint = options.open()?;
     refuse_foreign_output(&options.model, &options.output)?;
     let spec = checkpoint.spec();
     let corpus = text::calibration(
@@ -83,10 +99,15 @@ pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Erro
         options.method.name(),
         corpus.tokens(),
     ));
+    let mut recorded = recorded(&settings, &corpus)?;
+    if let Some(layers) = options.layers {
+        let all = checkpoint::read_spec(&options.model)?.layers;
+        recorded.insert(PARTIAL.into(), format!("0..{layers} of {all}").into());
+    }
     let provenance = Provenance {
         source_fingerprint: checkpoint.fingerprint(),
         method: options.method.name().to_string(),
-        settings: recorded(&settings, &corpus)?,
+        settings: recorded,
         calibration: Some(corpus.fingerprint()),
         tool: crate::PRODUCER.to_string(),
     };

@@ -52,7 +52,7 @@ const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid
 /// # Errors
 /// A checkpoint that cannot be used, or settings out of range.
 pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
+    let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let group = Settings::default().group_rows;
     let bytes = |[rows, cols]: [usize; 2]| -> Result<u64, Error> {
@@ -132,11 +132,14 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     plan.peak_memory = BASE_MEMORY + TEXT_MEMORY + in_layer.max(in_matrices).max(at_head) as u64;
     plan.output = Some(options.output.clone());
     plan.notes.extend(checkpoint.notes().iter().cloned());
-    for ignored in checkpoint.ignored() {
+    if let Some(layers) = options.layers {
         plan.notes.push(format!(
-            "`{}` is left aside: {}",
-            ignored.tensor, ignored.reason
+            "only the first {layers} layers: the result is marked as partial"
         ));
+    } else {
+        let ignored = checkpoint.ignored().iter();
+        let ignored = ignored.map(|i| format!("`{}` is left aside: {}", i.tensor, i.reason));
+        plan.notes.extend(ignored);
     }
     if checkpoint.head() == Head::Tied {
         plan.notes.push(format!(

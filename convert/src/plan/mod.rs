@@ -12,10 +12,12 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anemone_memguard::{Budget, human_bytes, require_disk};
+use anemone_schemas::atomic::partial_path;
 use serde::Serialize;
 
 pub use cost::{demo, eval, package, quantize, synth, target};
 
+use crate::commands::files::list;
 use crate::error::Error;
 use speed::Speed;
 
@@ -148,7 +150,12 @@ impl Plan {
     pub fn require(&self) -> Result<(), Error> {
         Budget::now()?.require(self.peak_memory)?;
         if let Some(output) = &self.output {
-            require_disk(output, self.output_bytes)?;
+            // What an interrupted run has written already needs no more room.
+            let there = match self.command {
+                "download" => 0,
+                _ => bytes_below(output) + bytes_below(&partial_path(output)),
+            };
+            require_disk(output, self.output_bytes.saturating_sub(there))?;
         }
         Ok(())
     }
@@ -182,6 +189,13 @@ impl Plan {
         }
         out
     }
+}
+
+/// Bytes of all files below a folder, 0 if there is none.
+fn bytes_below(folder: &Path) -> u64 {
+    let files = list(folder).unwrap_or_default();
+    let sizes = files.iter().filter_map(|f| folder.join(f).metadata().ok());
+    sizes.map(|meta| meta.len()).sum()
 }
 
 /// `35 s`, `12 min`, `3 h 20 min`.
