@@ -10,6 +10,8 @@ use anemone_schemas::atomic::partial_path;
 use anemone_schemas::manifest::{MANIFEST_FILE, Manifest};
 use anemone_schemas::store;
 
+use crate::commands::package::BUNDLE_FILE;
+use crate::commands::target::TOKENIZER_DIR;
 use crate::commands::travels_with_model;
 use crate::error::Error;
 
@@ -20,6 +22,8 @@ pub enum Kind {
     Store,
     /// A model folder.
     Folder,
+    /// A bundle for Apple's runner.
+    Bundle,
     /// A checkpoint.
     Checkpoint,
     /// The folder of `demo`.
@@ -31,6 +35,7 @@ impl Kind {
         match self {
             Self::Store => "quantized store",
             Self::Folder => "model folder",
+            Self::Bundle => "bundle",
             Self::Checkpoint => "checkpoint",
             Self::Demo => "demo",
         }
@@ -41,6 +46,7 @@ impl Kind {
         let last = match self {
             Self::Store => store::MANIFEST,
             Self::Folder => MANIFEST_FILE,
+            Self::Bundle => BUNDLE_FILE,
             Self::Checkpoint => "config.json",
             Self::Demo => "report.json",
         };
@@ -68,6 +74,15 @@ impl Kind {
                 for path in manifest.files.keys() {
                     add(&[path.split('/').next().unwrap_or(path)]);
                 }
+            }
+            Self::Bundle => {
+                if !dir.join(BUNDLE_FILE).is_file() || dir.join(MANIFEST_FILE).exists() {
+                    return None;
+                }
+                add(&[BUNDLE_FILE, TOKENIZER_DIR]);
+                let program =
+                    |name: &String| Path::new(name).extension().is_some_and(|e| e == "aimodel");
+                names.extend(entries(dir).ok()?.into_iter().filter(program));
             }
             Self::Checkpoint => {
                 if !dir.join("config.json").is_file() {
@@ -103,7 +118,9 @@ impl Kind {
 }
 
 /// What `quantize` puts beside matrices and tensors.
-const STORE_FILES: [&str; 5] = [
+const STORE_FILES: [&str; 6] = [
+    // Scratch of the backward pass.
+    "hidden.partial",
     "model_spec.json",
     "norm_magnitudes.json",
     "calibration_text.json",

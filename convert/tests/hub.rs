@@ -92,13 +92,14 @@ fn a_model_is_converted_by_name_and_its_licence_travels() {
         folder.ends_with(format!("snapshots/{COMMIT}")),
         "{folder:?}"
     );
+    let repeated = at("again");
     let again = [
-        &["quantize", text(&folder), "-o", text(&at("again"))][..],
+        &["quantize", text(&folder), "-o", text(&repeated)][..],
         &QUANTIZE,
     ]
     .concat();
     ok(&again);
-    assert_same(&at("store"), &at("again"));
+    assert_same(&at("store"), &repeated);
 
     ok(&[
         "target",

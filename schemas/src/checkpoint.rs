@@ -20,10 +20,10 @@ use crate::hex;
 use crate::mapped::MappedFile;
 use crate::spec::{EMBEDDING, LM_HEAD, ModelSpec};
 
-mod config;
+pub(crate) mod config;
 mod error;
-mod shards;
-mod values;
+pub(crate) mod shards;
+pub(crate) mod values;
 
 #[cfg(test)]
 mod tests;
@@ -87,8 +87,8 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, Error> {
 
 /// A mapped file and what it looked like when it was mapped.
 #[derive(Debug)]
-struct Shard {
-    map: MappedFile,
+pub(crate) struct Shard {
+    pub(crate) map: MappedFile,
     modified: SystemTime,
 }
 

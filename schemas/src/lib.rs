@@ -4,6 +4,7 @@
 pub mod aimodel;
 pub mod atomic;
 pub mod checkpoint;
+pub mod drafter;
 pub mod exit;
 pub mod lut;
 pub mod manifest;

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::commands::ablate::AblateOptions;
 use crate::commands::demo::DemoOptions;
 use crate::commands::doctor::DoctorOptions;
+use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::QuantizeOptions;
+use crate::commands::quantize::{BitsRule, QuantizeOptions};
 use crate::commands::text::TextSource;
 use crate::publish::PublishOptions;
 use crate::quantize::Method;
@@ -39,6 +41,8 @@ enum MethodArg {
     Kmeans,
     /// Weighted k-means, then GPTQ onto the tables.
     Gptq,
+    /// GPTQ, then tables and codes refined in the metric of the model's loss.
+    TwoSided,
 }
 
 impl From<MethodArg> for Method {
@@ -47,6 +51,7 @@ impl From<MethodArg> for Method {
             MethodArg::KmeansUnweighted => Self::KMeansUnweighted,
             MethodArg::Kmeans => Self::KMeans,
             MethodArg::Gptq => Self::Gptq,
+            MethodArg::TwoSided => Self::TwoSided,
         }
     }
 }
@@ -60,11 +65,18 @@ pub(super) struct QuantizeArgs {
     #[arg(short, long)]
     output: PathBuf,
     /// How codes and tables are chosen.
-    #[arg(long, value_enum, default_value = "gptq")]
+    #[arg(long, value_enum, default_value = "two-sided")]
     method: MethodArg,
+    /// Whether calibration inputs count by the gradient of the loss; without gradients
+    /// (a method other than `two-sided`, and `false` here) the model runs forward only.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    guided: bool,
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
+    /// Other bits for matrices whose name holds TEXT, such as `lm_head=6`; repeatable.
+    #[arg(long = "bits-for", value_name = "TEXT=BITS")]
+    rules: Vec<BitsRule>,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
     #[arg(long = "calib", value_name = "FILE")]
     calibration: Vec<PathBuf>,
@@ -90,12 +102,85 @@ impl QuantizeArgs {
             model,
             output: self.output.clone(),
             method: self.method.into(),
+            guided: self.guided,
             bits: self.bits,
+            rules: self.rules.clone(),
             calibration: self.calibration.clone(),
             tokens: self.tokens,
             window: self.window,
             jobs: self.jobs,
             layers: self.layers,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DrafterArgs {
+    /// Drafter checkpoint (DSpark or DFlash): `config.json` and safetensors.
+    drafter: PathBuf,
+    /// Model folder, lowered with `--taps` of the drafter's layers.
+    #[arg(long, value_name = "FOLDER")]
+    target: PathBuf,
+    /// Folder to make; without it the model folder itself gets the drafter.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// The model's bf16 checkpoint: embedding and output layer are compared with it, and
+    /// the output layer is taken from it where the drafter has none.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Where the output layer comes from.
+    #[arg(long, value_enum, default_value = "auto")]
+    head: HeadArg,
+    /// Form of the weights.
+    #[arg(long, value_enum, default_value = "f16")]
+    weights: WeightArg,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Replace an output that is finished, or the drafter that is there.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum HeadArg {
+    /// A checkpoint if there is one, else the folder.
+    Auto,
+    /// The drafter's checkpoint or the model's.
+    Exact,
+    /// The quantized one of the model folder.
+    Chunk,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WeightArg {
+    /// Half precision.
+    F16,
+    /// 4-bit lookup tables, k-means without calibration.
+    Lut4,
+    /// 8-bit lookup tables, k-means without calibration.
+    Lut8,
+}
+
+impl DrafterArgs {
+    pub(super) fn options(&self) -> DrafterOptions {
+        DrafterOptions {
+            drafter: self.drafter.clone(),
+            target: self.target.clone(),
+            output: self.output.clone(),
+            model: self.model.clone(),
+            head: match self.head {
+                HeadArg::Auto => HeadSource::Auto,
+                HeadArg::Exact => HeadSource::Exact,
+                HeadArg::Chunk => HeadSource::Chunk,
+            },
+            weights: match self.weights {
+                WeightArg::F16 => WeightForm::F16,
+                WeightArg::Lut4 => WeightForm::Lut4,
+                WeightArg::Lut8 => WeightForm::Lut8,
+            },
+            jobs: self.jobs,
+            overwrite: self.overwrite,
         }
     }
 }
@@ -143,6 +228,48 @@ impl EvalArgs {
             window: self.window,
             tokens: self.tokens,
             threads: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AblateArgs {
+    /// Checkpoint folder.
+    model: PathBuf,
+    /// Folder for the stores and `report.json`; stores already there are used again.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Calibration text, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens of each evaluation set at most.
+    #[arg(long, default_value_t = 8192)]
+    eval_tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+}
+
+impl AblateArgs {
+    pub(super) fn options(&self) -> AblateOptions {
+        AblateOptions {
+            model: self.model.clone(),
+            output: self.output.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            text: self.text.clone(),
+            eval_tokens: self.eval_tokens,
+            window: self.window,
+            jobs: self.jobs,
         }
     }
 }
@@ -260,6 +387,9 @@ pub(super) struct SynthArgs {
     /// Model to imitate, such as `qwen3-8b`, `qwen3-4b`, `qwen3-14b` or `r1-0528-qwen3-8b`.
     #[arg(long, value_name = "NAME")]
     like: Published,
+    /// Make the DSpark drafter published for the model.
+    #[arg(long, conflicts_with = "layers")]
+    pub(super) drafter: bool,
     /// Decoder layers, if not all.
     #[arg(long)]
     layers: Option<usize>,

@@ -19,7 +19,9 @@ use clap_complete::Shell;
 use serde::Serialize;
 
 use crate::commands::findings::{Class, Finding};
-use crate::commands::{demo, doctor, eval, inspect, lint, package, quantize, target, verify};
+use crate::commands::{
+    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
+};
 use crate::error::Error;
 use crate::lint::LintOptions;
 use crate::output::{self, Kind};
@@ -30,11 +32,12 @@ use crate::synth;
 use crate::ui::Ui;
 
 use args::{
-    DemoArgs, DoctorArgs, DownloadArgs, EvalArgs, PackageArgs, QuantizeArgs, RunArgs, SynthArgs,
+    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
+    QuantizeArgs, RunArgs, SynthArgs,
 };
 use job::{Job, LockArgs};
 use messages::MessageArgs;
-use target_args::TargetArgs;
+use target_args::{LayoutArg, TargetArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
 /// Engine: `quantize`, then `target`, `eval` and `package`. `demo` does all of it on a
@@ -69,8 +72,12 @@ enum Command {
     Quantize(QuantizeArgs),
     /// Lower a quantized store to chunk programs: a model folder that runs.
     Target(TargetArgs),
+    /// Add a drafter to a model folder: a program that guesses the next tokens.
+    Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Measure what each step of the quantizer is worth on a model.
+    Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
     Package(PackageArgs),
     /// Check hashes, programs, tokenizer and template of a model folder.
@@ -173,17 +180,27 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
         }
         Command::Target(a) => {
             let options = a.options()?;
+            let kind = match a.layout {
+                LayoutArg::Chunks => Kind::Folder,
+                LayoutArg::Apple => Kind::Bundle,
+            };
             let plan = plan::target(&options)?;
-            if agreed(
-                plan,
-                &a.run,
-                &options.output,
-                Kind::Folder,
-                &[&options.store],
-            )? {
+            if agreed(plan, &a.run, &options.output, kind, &[&options.store])? {
                 let _job = start(&format!("target {}", options.store.display()))?;
-                target::run(&options, ui, &stop)?;
+                match a.layout {
+                    LayoutArg::Chunks => target::run(&options, ui, &stop).map(drop)?,
+                    LayoutArg::Apple => target::run_apple(&options, ui, &stop)?,
+                }
             }
+        }
+        Command::Drafter(a) => {
+            let options = a.options();
+            if let Some(output) = &options.output {
+                output::check(output, Kind::Folder, &[&options.target, &options.drafter])?;
+                output::discard(output, Kind::Folder, false, options.overwrite)?;
+            }
+            let _job = start(&format!("drafter {}", options.drafter.display()))?;
+            drafter::run(&options, ui, &stop)?;
         }
         Command::Eval(a) => {
             let Some(model) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? else {
@@ -205,6 +222,14 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
             } else {
                 report.markdown()
             })?;
+        }
+        Command::Ablate(a) => {
+            let options = a.options();
+            let _job = start(&format!("ablate {}", options.model.display()))?;
+            let (table, report) = ablate::run(&options, ui, &stop)?;
+            let path = options.output.join("report.json");
+            report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            print(&table)?;
         }
         Command::Package(a) => {
             let options = a.options();
@@ -299,6 +324,10 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
                 let _job = start("demo")?;
                 print(&demo::run(&options, ui, &stop)?)?;
             }
+        }
+        Command::Synth(a) if a.drafter => {
+            let _job = start("synth")?;
+            synth::run_drafter(&a.options(), ui, &stop)?;
         }
         Command::Synth(a) => {
             let options = a.options();

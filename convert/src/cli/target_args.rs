@@ -49,11 +49,24 @@ pub(super) struct TargetArgs {
     /// numbers by the names of norm weights.
     #[arg(long, value_name = "FILE", conflicts_with = "norm_prescale")]
     norm_magnitudes: Option<PathBuf>,
-    /// Memory layout of the caches.
-    #[arg(long, value_enum, default_value = "plain")]
-    cache_layout: CacheArg,
+    /// Memory layout of the caches: plain for chunk programs, interleaved for Apple's
+    /// runner, unless said otherwise.
+    #[arg(long, value_enum)]
+    cache_layout: Option<CacheArg>,
+    /// What to make: chunk programs and our manifest, or one program and the bundle that
+    /// Apple's own runner expects.
+    #[arg(long, value_enum, default_value = "chunks")]
+    pub(super) layout: LayoutArg,
     #[command(flatten)]
     pub(super) run: RunArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum LayoutArg {
+    /// A model folder.
+    Chunks,
+    /// A bundle for Apple's runner.
+    Apple,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -131,9 +144,11 @@ impl TargetArgs {
                 AttentionArg::Row => AttentionForm::Row,
             },
             prescale: Prescale::None,
-            cache_layout: match self.cache_layout {
-                CacheArg::Plain => CacheLayout::Plain,
-                CacheArg::Interleaved => CacheLayout::Interleaved,
+            cache_layout: match (self.cache_layout, self.layout) {
+                (Some(CacheArg::Plain), _) | (None, LayoutArg::Chunks) => CacheLayout::Plain,
+                (Some(CacheArg::Interleaved), _) | (None, LayoutArg::Apple) => {
+                    CacheLayout::Interleaved
+                }
             },
         }
     }

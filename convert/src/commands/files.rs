@@ -14,7 +14,7 @@ const SLAB: usize = 1 << 20;
 const NOT_CONTENT: [&str; 3] = ["steps.json", "steps.json.partial", "anemone.json.partial"];
 
 /// Feeds `len` bytes from `offset` of a file to `sink`, a slab at a time.
-fn stream(
+pub(super) fn stream(
     path: &Path,
     offset: u64,
     len: u64,

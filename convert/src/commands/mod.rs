@@ -1,8 +1,11 @@
 //! One module per command; each takes plain options and returns what it made.
 
+pub mod ablate;
+mod affine;
 mod card;
 pub mod demo;
 pub mod doctor;
+pub mod drafter;
 pub mod eval;
 pub(crate) mod files;
 pub mod findings;

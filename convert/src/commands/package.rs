@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::ui::Ui;
 
 /// Apple's description of a bundle.
-pub(super) const BUNDLE_FILE: &str = "metadata.json";
+pub(crate) const BUNDLE_FILE: &str = "metadata.json";
 /// The model card.
 const CARD_FILE: &str = "README.md";
 

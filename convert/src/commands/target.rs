@@ -1,5 +1,7 @@
 //! `target`: quantized store in, model folder of chunk programs out.
 
+mod apple;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,8 +29,10 @@ use crate::stop::Stop;
 use crate::ui::Ui;
 use crate::work::Work;
 
+pub use apple::run_apple;
+
 /// Folder of the tokenizer files in a model folder.
-pub(super) const TOKENIZER_DIR: &str = "tokenizer";
+pub(crate) const TOKENIZER_DIR: &str = "tokenizer";
 const EMBEDDING_FILE: &str = "embedding.f16";
 
 /// What to lower and into which programs.
@@ -95,24 +99,33 @@ pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
     serde_json::from_str(&text).map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
 }
 
-/// Names and sizes of what the command would write, exact to the byte for programs and
-/// embedding.
+/// What the command would write.
+pub(crate) struct Sizes {
+    /// Names and bytes, exact for programs and embedding.
+    pub(crate) files: Vec<(String, u64)>,
+    /// Memory that the dearest program takes to make, in bytes.
+    pub(crate) peak_memory: u64,
+}
+
+/// What the command would write and how much memory it takes, without writing.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn sizes(options: &TargetOptions) -> Result<Vec<(String, u64)>, Error> {
+pub(crate) fn sizes(options: &TargetOptions) -> Result<Sizes, Error> {
     let store = Store::open(&options.store)?;
     let spec = store_spec(&store)?;
     let vocab = open_tokenizer(store.dir())?.size();
     let plan = options.plan(&store, &spec, vocab)?;
     let mut files = Vec::new();
+    let mut peak_memory = 0;
     for (i, chunk) in plan.chunks.iter().enumerate() {
         let size = chunk_size(&store, &plan, chunk)?;
         let layers = format!("layers {}..{}", chunk.layers.start, chunk.layers.end);
         files.push((format!("chunk_{i}.aimodel, {layers}"), size.file_bytes));
+        peak_memory = peak_memory.max(size.peak_memory());
     }
     files.push((EMBEDDING_FILE.to_string(), store.dense(EMBEDDING)?.len));
-    Ok(files)
+    Ok(Sizes { files, peak_memory })
 }
 
 /// Runs the command. The folder appears whole or not at all.
@@ -227,6 +240,7 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         contexts: plan.contexts.clone(),
         widths: plan.widths.clone(),
         offset_multiple: 4,
+        drafter: None,
         files: BTreeMap::new(),
     };
     let manifest = finish(manifest, work.path(), &work.files())?;

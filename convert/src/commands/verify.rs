@@ -3,6 +3,7 @@
 //! Every byte is read and hashed once: a program against the digest in its own asset,
 //! which must be the one in the manifest, and every other file against the manifest.
 
+mod drafter;
 mod interface;
 mod tokenizer;
 
@@ -13,7 +14,7 @@ use std::path::Path;
 use anemone_schemas::aimodel::{asset, check};
 use anemone_schemas::exit::Exit;
 use anemone_schemas::hex;
-use anemone_schemas::manifest::{FileInfo, MANIFEST_FILE, Manifest};
+use anemone_schemas::manifest::{FileInfo, MANIFEST_FILE, Manifest, TableFile};
 
 use super::files::{file_info, list};
 use super::findings::{Class, Finding};
@@ -114,10 +115,10 @@ fn files(folder: &Path, manifest: &Manifest) -> Result<Vec<Finding>, Error> {
     Ok(findings)
 }
 
-/// What a chunk's asset says about its program, which holds if it opens.
+/// What an asset says about its program, which holds if it opens.
 fn program_digest(manifest: &Manifest, folder: &Path, name: &str) -> Option<FileInfo> {
     let (chunk, file) = name.rsplit_once('/')?;
-    if file != PROGRAM || !manifest.chunks.iter().any(|c| c.path == chunk) {
+    if file != PROGRAM || !program_paths(manifest).any(|path| path == chunk) {
         return None;
     }
     let digest = fs::read(folder.join(chunk).join(DIGEST)).ok()?;
@@ -139,28 +140,20 @@ pub(crate) fn programs(folder: &Path) -> Result<Manifest, Error> {
 
 /// The programs' digests, as opening them has confirmed.
 pub(super) fn program_digests(folder: &Path, manifest: &Manifest) -> BTreeMap<String, FileInfo> {
-    let names = manifest
-        .chunks
-        .iter()
-        .map(|c| format!("{}/{PROGRAM}", c.path));
+    let names = program_paths(manifest).map(|path| format!("{path}/{PROGRAM}"));
     names
         .filter_map(|name| program_digest(manifest, folder, &name).map(|info| (name, info)))
         .collect()
 }
 
+/// Paths of all programs: the chunks', then the drafter's.
+fn program_paths(manifest: &Manifest) -> impl Iterator<Item = &str> {
+    let chunks = manifest.chunks.iter().map(|c| c.path.as_str());
+    chunks.chain(manifest.drafter.iter().map(|d| d.path.as_str()))
+}
+
 fn opened(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
-    let fail = |message: String| Error::new(Exit::Verification, message);
-    let table = folder.join(&manifest.embedding.path);
-    let bytes = fs::metadata(&table)
-        .map_err(|e| Error::io(&table, &e))?
-        .len();
-    let expected = manifest.embedding.shape.iter().product::<usize>() as u64 * 2;
-    if bytes != expected {
-        return Err(fail(format!(
-            "`{}` has {bytes} bytes, expected {expected}",
-            table.display()
-        )));
-    }
+    table(folder, &manifest.embedding)?;
     for chunk in &manifest.chunks {
         let path = folder.join(&chunk.path);
         let module = asset::open_asset(&path)?;
@@ -170,6 +163,9 @@ fn opened(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
         }
         interface::check(manifest, chunk, &module)
             .map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
+    }
+    if let Some(info) = &manifest.drafter {
+        drafter::check(folder, manifest, info)?;
     }
     Ok(())
 }
@@ -192,4 +188,22 @@ fn bundle(folder: &Path, manifest: &Manifest) -> Option<Finding> {
         ),
         "run `package` again",
     ))
+}
+
+/// Whether a table has the bytes that its shape says.
+fn table(folder: &Path, table: &TableFile) -> Result<(), Error> {
+    let path = folder.join(&table.path);
+    let bytes = fs::metadata(&path).map_err(|e| Error::io(&path, &e))?.len();
+    let expected = table.shape.iter().product::<usize>() as u64 * 2;
+    if bytes != expected {
+        return Err(fail(format!(
+            "`{}` has {bytes} bytes, expected {expected}",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+fn fail(message: String) -> Error {
+    Error::new(Exit::Verification, message)
 }

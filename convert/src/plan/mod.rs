@@ -32,6 +32,8 @@ pub struct Plan {
     pub output: Option<PathBuf>,
     /// Bytes it writes in all.
     pub output_bytes: u64,
+    /// Bytes it needs beside the output while it runs.
+    pub scratch_bytes: u64,
     /// Anonymous memory at the dearest moment, bytes.
     pub peak_memory: u64,
     /// Memory that may be used now, bytes; the tightest of machine, cgroup and limits.
@@ -101,6 +103,7 @@ impl Plan {
             output: None,
             output_bytes: steps.iter().map(|s| s.bytes).sum(),
             steps,
+            scratch_bytes: 0,
             peak_memory: 0,
             available_memory: Budget::now()?.available,
             seconds: None,
@@ -155,7 +158,8 @@ impl Plan {
                 "download" => 0,
                 _ => bytes_below(output) + bytes_below(&partial_path(output)),
             };
-            require_disk(output, self.output_bytes.saturating_sub(there))?;
+            let needed = self.output_bytes.saturating_sub(there) + self.scratch_bytes;
+            require_disk(output, needed)?;
         }
         Ok(())
     }
@@ -175,6 +179,10 @@ impl Plan {
             self.output_bytes,
             human_bytes(self.output_bytes)
         );
+        if self.scratch_bytes > 0 {
+            let scratch = human_bytes(self.scratch_bytes);
+            let _ = writeln!(out, "scratch   {scratch}, removed at the end");
+        }
         let _ = writeln!(
             out,
             "memory    {} at most, {} available",

@@ -3,11 +3,13 @@
 
 pub(crate) mod convolution;
 pub(crate) mod elementwise;
+pub(crate) mod fused;
 pub(crate) mod gather;
 pub(crate) mod layout;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod quantized;
+pub(crate) mod rare;
 pub(crate) mod rows;
 
 use half::{bf16, f16};

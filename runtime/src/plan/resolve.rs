@@ -4,6 +4,8 @@
 //! extents that agree) is established here, so that a program from a file can
 //! only fail at plan time, with the operation named.
 
+mod rare;
+
 use anemone_schemas::aimodel::ir::{Attr, Elem, Module, Op, enum_code};
 
 use super::kind::Kind;
@@ -19,6 +21,7 @@ type Result<T> = std::result::Result<T, String>;
 macro_rules! demand {
     ($cond:expr, $($arg:tt)*) => { if !$cond { return Err(format!($($arg)*)); } };
 }
+use demand;
 
 /// Element type and extents of a value.
 #[derive(Clone, Debug)]
@@ -163,7 +166,7 @@ impl<'a> Resolver<'a> {
             "primitive.lut_to_dense_v1" => self.lut_to_dense(),
             "primitive.blockwise_shift_scale_v2" => self.shift_scale(),
             "dequantize_v2" => self.dequantize(),
-            _ => Err("the runtime cannot execute this operation".into()),
+            _ => self.rare(name),
         }
     }
 

@@ -7,7 +7,7 @@
 //! | `metadata.json` | version, producer and what the author says |
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,7 @@ use super::check::{CheckError, check};
 use super::decode::{DecodeError, decode};
 use super::encode::{EncodeError, encode};
 use super::ir::Module;
+use super::limits::MAX_METADATA;
 use crate::atomic::{self, AtomicDir};
 use crate::hex;
 use crate::mapped::MappedFile;
@@ -24,6 +25,8 @@ use crate::mapped::MappedFile;
 const PROGRAM: &str = "main.mlirb";
 const DIGEST: &str = "main.hash";
 const METADATA: &str = "metadata.json";
+/// Bytes of a SHA-256.
+const DIGEST_LEN: usize = 32;
 /// Version of the folder that this module writes.
 const ASSET_VERSION: &str = "2.0";
 /// Versions that Apple's loader reads.
@@ -67,14 +70,19 @@ pub enum AssetError {
     },
     /// The program is not the one the digest was made of.
     #[error(
-        "`{path}` does not match `{DIGEST}` (expected {expected}, found {found}); the asset is damaged, copy it again"
+        "`{path}`: at byte {offset}: {digest} is not the SHA-256 of `{}`, which is {found}; the \
+         asset is damaged, copy it again", program.display()
     )]
     Digest {
-        /// The program file.
+        /// The digest file.
         path: PathBuf,
-        /// SHA-256 in `main.hash`, in hexadecimal.
-        expected: String,
-        /// SHA-256 of the file.
+        /// Its first byte that is wrong, missing or too many.
+        offset: u64,
+        /// What it holds, in hexadecimal.
+        digest: String,
+        /// The program file.
+        program: PathBuf,
+        /// SHA-256 of the program file, in hexadecimal.
         found: String,
     },
     /// `metadata.json` cannot be used.
@@ -179,9 +187,21 @@ pub fn write_asset(dir: &Path, m: &Module, metadata: &Metadata) -> Result<AssetI
     })
 }
 
-/// Opens an asset: maps the program, compares its digest, decodes it. Blobs stay
-/// in the map.
+/// Opens an asset as [`map_asset`] does and compares its digest, which reads the whole
+/// program: for commands that check or copy it.
 pub fn open_asset(dir: &Path) -> Result<Module, AssetError> {
+    open(dir, true)
+}
+
+/// Opens an asset: maps the program and decodes it. Blobs stay in the map and are not
+/// read, so this takes no longer for a large model than for a small one. A program
+/// that is cut short or whose structure is damaged is refused; a flipped bit inside a
+/// blob is found by [`open_asset`] only.
+pub fn map_asset(dir: &Path) -> Result<Module, AssetError> {
+    open(dir, false)
+}
+
+fn open(dir: &Path, whole: bool) -> Result<Module, AssetError> {
     read_metadata(dir)?;
     let path = dir.join(PROGRAM);
     let io = |path: &Path| {
@@ -190,22 +210,37 @@ pub fn open_asset(dir: &Path) -> Result<Module, AssetError> {
     };
     let file = MappedFile::open(&path).map_err(io(&path))?;
     let digest_path = dir.join(DIGEST);
-    let expected = fs::read(&digest_path).map_err(io(&digest_path))?;
-    let found: [u8; 32] = Sha256::digest(&file[..]).into();
-    if expected != found {
+    let digest = read_small(&digest_path, DIGEST_LEN + 1).map_err(io(&digest_path))?;
+    if !whole {
+        return decode(&file).map_err(|source| AssetError::Decode { path, source });
+    }
+    let found: [u8; DIGEST_LEN] = Sha256::digest(&file[..]).into();
+    if digest != found {
+        let same = digest.iter().zip(&found).take_while(|(a, b)| a == b);
         return Err(AssetError::Digest {
-            path,
-            expected: hex(&expected),
+            offset: same.count() as u64,
+            path: digest_path,
+            digest: hex(&digest),
+            program: path,
             found: hex(&found),
         });
     }
     decode(&file).map_err(|source| AssetError::Decode { path, source })
 }
 
+/// The first `most` bytes of a file.
+fn read_small(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![];
+    fs::File::open(path)?
+        .take(most as u64)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Reads `metadata.json` and refuses versions Apple's loader would not read.
 pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
     let path = dir.join(METADATA);
-    let bytes = fs::read(&path).map_err(|source| AssetError::Io {
+    let bytes = read_small(&path, MAX_METADATA + 1).map_err(|source| AssetError::Io {
         path: path.clone(),
         source,
     })?;
@@ -213,6 +248,9 @@ pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
         path: path.clone(),
         problem,
     };
+    if bytes.len() > MAX_METADATA {
+        return Err(wrong(format!("longer than {MAX_METADATA} bytes")));
+    }
     let json: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
     match json.get("assetVersion") {
@@ -298,7 +336,10 @@ mod tests {
         bad[100] ^= 1;
         fs::write(path.join(PROGRAM), bad).unwrap();
         let said = open_asset(&path).unwrap_err().to_string();
-        assert!(said.contains("does not match `main.hash`"), "{said}");
+        assert!(said.contains("is not the SHA-256 of"), "{said}");
+        fs::write(path.join(PROGRAM), &good[..good.len() - 1]).unwrap();
+        let said = map_asset(&path).unwrap_err();
+        assert!(matches!(said, AssetError::Decode { .. }), "{said}");
         fs::write(path.join(PROGRAM), good).unwrap();
         for (json, reason) in [
             ("{}", "`assetVersion` is missing"),

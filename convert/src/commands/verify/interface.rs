@@ -1,6 +1,6 @@
 //! The inputs and outputs that the engine counts on.
 
-use anemone_schemas::aimodel::ir::{Elem, Module, Type};
+use anemone_schemas::aimodel::ir::{Elem, Graph, Module, Type};
 use anemone_schemas::manifest::{Chunk, Manifest};
 
 /// Whether every function of a chunk takes and gives what the engine expects.
@@ -22,25 +22,8 @@ pub(super) fn check(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Resu
             ("key_cache", Elem::F16, cache.clone()),
             ("value_cache", Elem::F16, cache),
         ];
-        for (name, elem, shape) in inputs {
-            let Some((_, value)) = graph.inputs.iter().find(|(n, _)| *n == Some(name)) else {
-                return Err(format!("`{}` has no input `{name}`", function.name));
-            };
-            let mut ty = module.value_type(*value);
-            if let Type::Handle(inner) = module.ty(ty) {
-                ty = *inner;
-            }
-            let found = match module.ty(ty) {
-                Type::Tensor(t) => Some((t.elem, t.dims().unwrap_or_default())),
-                _ => None,
-            };
-            if found.as_ref() != Some(&(elem, shape.clone())) {
-                return Err(format!(
-                    "input `{name}` of `{}` is {found:?}, expected {elem:?} {shape:?}",
-                    function.name
-                ));
-            }
-        }
+        let inputs = inputs.map(|(name, elem, shape)| (name.to_string(), elem, shape));
+        takes(module, &graph, &inputs)?;
         let mut outputs: Vec<String> = chunk.taps.iter().map(|t| format!("tap_{t}")).collect();
         let has = |name: &str| graph.outputs.iter().any(|(n, _)| *n == Some(name));
         // The choice of ids may be left to the host.
@@ -53,6 +36,34 @@ pub(super) fn check(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Resu
             if !has(&name) {
                 return Err(format!("`{}` has no output `{name}`", function.name));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a function has these inputs or states.
+pub(super) fn takes(
+    module: &Module,
+    graph: &Graph<'_>,
+    inputs: &[(String, Elem, Vec<usize>)],
+) -> Result<(), String> {
+    for (name, elem, shape) in inputs {
+        let Some((_, value)) = graph.inputs.iter().find(|(n, _)| *n == Some(name.as_str())) else {
+            return Err(format!("`{}` has no input `{name}`", graph.name));
+        };
+        let mut ty = module.value_type(*value);
+        if let Type::Handle(inner) = module.ty(ty) {
+            ty = *inner;
+        }
+        let found = match module.ty(ty) {
+            Type::Tensor(t) => Some((t.elem, t.dims().unwrap_or_default())),
+            _ => None,
+        };
+        if found.as_ref() != Some(&(*elem, shape.clone())) {
+            return Err(format!(
+                "input `{name}` of `{}` is {found:?}, expected {elem:?} {shape:?}",
+                graph.name
+            ));
         }
     }
     Ok(())
