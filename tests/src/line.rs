@@ -49,6 +49,7 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
         tokens,
         window: 256,
         jobs: 2,
+        layers: None,
     };
     quantize::run(&options, Ui::Quiet, &Stop::default()).expect("the checkpoint is whole");
     store

@@ -2,8 +2,11 @@
 //! in `job`.
 
 mod args;
+mod config;
 mod docs;
 mod job;
+mod messages;
+mod target_args;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anemone_memguard::{LimitArgs, Stop};
 use anemone_schemas::exit::{EXIT_HELP, Exit};
 use anemone_schemas::manifest::Manifest;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use serde::Serialize;
 
@@ -26,20 +29,33 @@ use crate::plan::{self, Plan};
 use crate::publish;
 use crate::source::{self, Source};
 use crate::synth;
-use crate::ui::{Style, Ui};
+use crate::ui::Ui;
 
 use args::{
-    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs,
-    QuantizeArgs, RunArgs, SynthArgs, TargetArgs,
+    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
+    QuantizeArgs, RunArgs, SynthArgs,
 };
 use job::{Job, LockArgs};
+use messages::MessageArgs;
+use target_args::{LayoutArg, TargetArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
 /// Engine: `quantize`, then `target`, `eval` and `package`. `demo` does all of it on a
 /// built-in model.
 #[derive(Debug, Parser)]
 #[command(name = "anemone-convert", version, after_help = EXIT_HELP)]
-pub struct Cli {
+struct Cli {
+    /// File with options that the command line does not give, by sections `[all]` and
+    /// `[COMMAND]`.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "ANEMONE_CONFIG",
+        hide_env_values = true
+    )]
+    #[allow(dead_code, reason = "read before the arguments are parsed")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     messages: MessageArgs,
     #[command(flatten)]
@@ -48,61 +64,6 @@ pub struct Cli {
     lock: LockArgs,
     #[command(subcommand)]
     command: Command,
-}
-
-/// What is said, and where.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Messages")]
-struct MessageArgs {
-    /// Print errors only.
-    #[arg(short, long, global = true)]
-    quiet: bool,
-    /// Print more, such as the peak of memory.
-    #[arg(short, long, global = true, conflicts_with = "quiet")]
-    verbose: bool,
-    /// How progress is shown.
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        default_value = "auto",
-        value_name = "HOW"
-    )]
-    progress: ProgressArg,
-    /// File that all messages are appended to.
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "ANEMONE_LOG",
-        hide_env_values = true
-    )]
-    log: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProgressArg {
-    /// A bar on a terminal, lines elsewhere.
-    Auto,
-    /// A bar with the time left.
-    Bar,
-    /// A line per step.
-    Lines,
-    /// A JSON object per line, on standard error.
-    Json,
-}
-
-impl MessageArgs {
-    fn ui(&self) -> Result<Ui, Error> {
-        let style = match self.progress {
-            _ if self.quiet => Some(Style::None),
-            ProgressArg::Auto => None,
-            ProgressArg::Bar => Some(Style::Bar),
-            ProgressArg::Lines => Some(Style::Lines),
-            ProgressArg::Json => Some(Style::Json),
-        };
-        Ui::new(style, self.verbose, self.log.as_deref())
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -169,8 +130,16 @@ enum Command {
     Docs,
 }
 
-/// Runs a parsed command line and reports how it failed, if it did.
-pub fn main(cli: Cli) -> Exit {
+/// Runs the command line of this process and reports how it failed, if it did.
+pub fn main() -> Exit {
+    let arguments = config::complete(&Cli::command(), std::env::args_os().collect());
+    let cli = match arguments.map(Cli::parse_from) {
+        Ok(cli) => cli,
+        Err(e) => {
+            Ui::Quiet.error(&e);
+            return e.exit;
+        }
+    };
     let ui = match cli.messages.ui() {
         Ok(ui) => ui,
         Err(e) => {
@@ -178,7 +147,7 @@ pub fn main(cli: Cli) -> Exit {
             return e.exit;
         }
     };
-    match run(cli, ui) {
+    match run(&cli, ui) {
         Ok(()) => Exit::Ok,
         Err(e) => {
             ui.error(&e);
@@ -187,7 +156,7 @@ pub fn main(cli: Cli) -> Exit {
     }
 }
 
-fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
+fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
     job::heed_file_size_limit();
     let stop = Stop::on_signals()?;
     let start = |name: &str| Job::start(name, &cli.limits, &cli.lock, ui, &stop);

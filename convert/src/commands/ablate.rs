@@ -205,6 +205,7 @@ impl AblateOptions {
             tokens: self.tokens,
             window: self.window,
             jobs: self.jobs,
+            layers: None,
         }
     }
 }

@@ -90,6 +90,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
                 tokens: CALIBRATION_TOKENS,
                 window: WINDOW,
                 jobs: options.jobs,
+                layers: None,
             },
             ui,
             stop,

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher, Weights};
-use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::checkpoint::{self, Checkpoint};
 use anemone_schemas::exit::Exit;
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
 use anemone_schemas::store::{DenseElem, Key, Provenance, Store, StoreWriter};
@@ -43,6 +43,9 @@ pub(crate) const CALIBRATION_FILE: &str = "calibration_text.json";
 /// File of the store that holds the model's spec.
 pub(super) const SPEC_FILE: &str = "model_spec.json";
 
+/// Setting of a store that holds only some layers, and so of no use but for trials.
+pub(super) const PARTIAL: &str = "layers";
+
 /// What to quantize and how.
 #[derive(Clone, Debug)]
 pub struct QuantizeOptions {
@@ -66,6 +69,33 @@ pub struct QuantizeOptions {
     pub window: usize,
     /// Worker threads; the result does not depend on them.
     pub jobs: usize,
+    /// Only the first so many layers, for a trial.
+    pub layers: Option<usize>,
+}
+
+impl QuantizeOptions {
+    /// The checkpoint, cut off after [`Self::layers`].
+    pub(crate) fn open(&self) -> Result<Checkpoint, Error> {
+        let checkpoint = Checkpoint::open(&self.model)?;
+        Ok(match self.layers {
+            Some(layers) => checkpoint.first_layers(layers)?,
+            None => checkpoint,
+        })
+    }
+
+    /// Bits per weight of a matrix.
+    pub(crate) fn bits_of(&self, name: &str) -> u8 {
+        bits_of(&self.rules, self.bits, name)
+    }
+
+    /// Which layers a trial has, such as `0..2 of 36`.
+    fn partial(&self) -> Result<Option<Value>, Error> {
+        let Some(layers) = self.layers else {
+            return Ok(None);
+        };
+        let all = checkpoint::read_spec(&self.model)?.layers;
+        Ok(Some(format!("0..{layers} of {all}").into()))
+    }
 }
 
 /// Other bits for the matrices whose name holds a text, written `TEXT=BITS`.
@@ -86,6 +116,12 @@ impl FromStr for BitsRule {
         let part = part.to_string();
         Ok(Self { part, bits })
     }
+}
+
+/// The bits of a matrix: those of the last rule that fits, else `default`.
+fn bits_of(rules: &[BitsRule], default: u8, name: &str) -> u8 {
+    let fitting = rules.iter().rev().find(|r| name.contains(&r.part));
+    fitting.map_or(default, |rule| rule.bits)
 }
 
 /// What determines a store, apart from model and text.
@@ -114,8 +150,7 @@ impl Recipe {
     }
 
     fn bits(&self, name: &str) -> u8 {
-        let fitting = self.rules.iter().rev().find(|r| name.contains(&r.part));
-        fitting.map_or(self.settings.bits, |rule| rule.bits)
+        bits_of(&self.rules, self.settings.bits, name)
     }
 
     /// All that changes the result, for the store's provenance.
@@ -174,7 +209,7 @@ pub fn run_all(
     ui: Ui,
     stop: &Stop,
 ) -> Result<Vec<Store>, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
+    let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let tokenizer = text::open_tokenizer(&options.model)?;
     let window = options.window.min(spec.max_position);
@@ -189,10 +224,14 @@ pub fn run_all(
     let mut stores = Vec::new();
     let mut works = Vec::new();
     for recipe in recipes {
+        let mut settings = recipe.recorded(&corpus, window)?;
+        if let Some(partial) = options.partial()? {
+            settings.insert(PARTIAL.into(), partial);
+        }
         let provenance = Provenance {
             source_fingerprint: checkpoint.fingerprint(),
             method: recipe.method.name().to_string(),
-            settings: recipe.recorded(&corpus, window)?,
+            settings,
             calibration: Some(corpus.fingerprint()),
             tool: crate::PRODUCER.to_string(),
         };
