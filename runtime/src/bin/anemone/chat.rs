@@ -51,6 +51,7 @@ fn message(role: &str, content: &str) -> ChatMessage {
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    crate::output::warn(engine.warning());
     let interrupt = Interrupt::install()?;
     let mut text = Text::new(&engine);
     let mut talk = Conversation::new(args.system.as_deref());
