@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic::{self, AtomicDir};
@@ -60,11 +60,8 @@ struct Shard {
     tensors: BTreeMap<String, Vec<usize>>,
 }
 
-/// Runs the command. The folder appears whole or not at all.
-///
-/// # Errors
-/// A layer count out of range, a bad tokenizer folder, or an output that exists.
-pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Error> {
+/// The layers asked for.
+fn layers(options: &SynthOptions) -> Result<usize, Error> {
     let like = options.like;
     let layers = options.layers.unwrap_or(like.layers);
     if layers == 0 || layers > like.layers {
@@ -73,8 +70,37 @@ pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Er
             like.repository, like.layers
         )));
     }
-    let staged = AtomicDir::create(&options.output)
-        .map_err(|e| Error::usage(e.to_string()).hint("choose another output folder"))?;
+    Ok(layers)
+}
+
+/// Names and sizes of the weight files that [`run`] would write.
+///
+/// # Errors
+/// A layer count out of range.
+pub fn sizes(options: &SynthOptions) -> Result<Vec<(String, u64)>, Error> {
+    let shards = divide(options.like.tensors(layers(options)?));
+    let data = |shard: &Shard| {
+        let tensors = shard.tensors.values();
+        tensors
+            .map(|shape| shape.iter().product::<usize>() as u64 * 2)
+            .sum::<u64>()
+    };
+    let size = |shard: &Shard| header(shard).len() as u64 + data(shard);
+    Ok(shards.iter().map(|s| (s.file.clone(), size(s))).collect())
+}
+
+/// Runs the command. The folder appears whole or not at all.
+///
+/// # Errors
+/// A layer count out of range, a bad tokenizer folder, or an output that exists.
+pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Error> {
+    let (like, layers) = (options.like, layers(options)?);
+    let staged = AtomicDir::create(&options.output).map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => {
+            Error::usage(e.to_string()).hint("choose another output folder, or pass `--overwrite`")
+        }
+        _ => Error::io(&options.output, &e),
+    })?;
     let dir = staged.path();
     let shards = divide(like.tensors(layers));
     let count = shards.iter().map(|s| s.tensors.len()).sum();
@@ -121,8 +147,8 @@ impl From<Error> for Staged {
     }
 }
 
-impl From<std::io::Error> for Staged {
-    fn from(e: std::io::Error) -> Self {
+impl From<io::Error> for Staged {
+    fn from(e: io::Error) -> Self {
         Self(Error::io(Path::new("shard"), &e))
     }
 }

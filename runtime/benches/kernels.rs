@@ -3,15 +3,16 @@
 //! `cargo bench --bench kernels` runs criterion on every shape and width;
 //! `cargo bench --bench kernels -- shares` prints the table of shares instead:
 //! the fastest of many interleaved calls, next to limits measured in the same
-//! process. Weights rotate through half a gigabyte of copies, so that width 1
+//! process, on one thread in processor time. Weights rotate through half a gigabyte of copies, so that width 1
 //! reads memory and not a cache.
 #![expect(clippy::print_stdout, reason = "the table goes to the terminal")]
 
+use anemone_runtime::kernels::clock::seconds;
 use anemone_runtime::kernels::roofline::Roofline;
 use anemone_runtime::kernels::{Activations, Layout, LutWeights, Pool, isa_name, lut_matmul};
 use criterion::{Criterion, Throughput, criterion_group};
 use half::f16;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SHAPES: [(usize, usize); 3] = [(4096, 4096), (12288, 4096), (4096, 12288)];
 const WIDTHS: [usize; 9] = [1, 2, 4, 5, 8, 16, 24, 32, 64];
@@ -122,14 +123,14 @@ fn shares() {
                 let x = tokens(n, cols);
                 let mut out = vec![f16::ZERO; rows * n];
                 let mut best = f64::INFINITY;
-                let started = Instant::now();
+                let started = seconds(threads);
                 let mut call = 0;
-                while call < weights.copies().max(20) && started.elapsed().as_secs_f64() < 3.0 {
+                while call < weights.copies().max(20) && seconds(threads) - started < 2.0 {
                     let w = weights.get(call);
                     call += 1;
-                    let start = Instant::now();
+                    let start = seconds(threads);
                     lut_matmul(&pool, &w, &x, &mut out, Layout::ChannelMajor { stride: n });
-                    best = best.min(start.elapsed().as_secs_f64());
+                    best = best.min(seconds(threads) - start);
                 }
                 if n == 1 {
                     first = best;

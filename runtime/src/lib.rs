@@ -21,6 +21,6 @@ mod program;
 mod tensor;
 mod view;
 
-pub use plan::{Argmax, Outcome, Plan, RunOptions};
+pub use plan::{Argmax, Outcome, Plan, ProfileEntry, RunOptions};
 pub use program::{FunctionInfo, Port, Program};
 pub use tensor::{Data, Tensor};

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anemone_schemas::aimodel::ir::{Attr, AttrId, Elem, Graph, Module, TensorType, Type, ValueId};
@@ -58,10 +59,12 @@ pub(crate) struct Shared {
     /// Constants in their storage form, made once for all functions.
     constants: Mutex<HashMap<(AttrId, Elem), Arc<Data>>>,
     workspace: Mutex<Option<plan::Workspace>>,
+    profiling: AtomicBool,
 }
 
 impl Program {
-    /// Opens an `.aimodel` folder; calls run on one thread per core.
+    /// Opens an `.aimodel` folder; calls run on one thread per core. Weights are mapped,
+    /// not read: `anemone-convert verify` is what compares hashes.
     ///
     /// # Errors
     /// If the folder cannot be decoded or a function's interface is not usable.
@@ -75,7 +78,7 @@ impl Program {
     /// As [`Program::open`].
     pub fn open_with(asset: &Path, pool: Arc<Pool>) -> Result<Self, ProgramError> {
         let module =
-            anemone_schemas::aimodel::asset::open_asset(asset).map_err(|e| ProgramError::Open {
+            anemone_schemas::aimodel::asset::map_asset(asset).map_err(|e| ProgramError::Open {
                 path: asset.to_path_buf(),
                 source: Box::new(e),
             })?;
@@ -100,6 +103,7 @@ impl Program {
                 pool,
                 constants: Mutex::default(),
                 workspace: Mutex::default(),
+                profiling: AtomicBool::new(false),
             }),
             functions,
         })
@@ -116,6 +120,24 @@ impl Program {
     /// If there is no such public function or one of its operations cannot be
     /// executed.
     pub fn plan(&self, name: &str) -> Result<Plan, ProgramError> {
+        self.compile(name, true)
+    }
+
+    /// As [`Program::plan`], but with one step per operation: slower, and the oracle
+    /// of what fusing may not change.
+    ///
+    /// # Errors
+    /// As [`Program::plan`].
+    pub fn plan_unfused(&self, name: &str) -> Result<Plan, ProgramError> {
+        self.compile(name, false)
+    }
+
+    /// Whether runs measure their steps ([`Plan::profile`]).
+    pub fn set_profiling(&self, on: bool) {
+        self.shared.profiling.store(on, Ordering::Relaxed);
+    }
+
+    fn compile(&self, name: &str, fusing: bool) -> Result<Plan, ProgramError> {
         let info = self
             .functions
             .iter()
@@ -124,7 +146,7 @@ impl Program {
                 name: name.to_owned(),
                 available: self.functions.iter().map(|f| f.name.clone()).collect(),
             })?;
-        plan::compile(&self.shared, info)
+        plan::compile(&self.shared, info, fusing)
     }
 }
 
@@ -174,6 +196,10 @@ fn function_info(module: &Module, graph: &Graph<'_>) -> Result<FunctionInfo, Pro
 }
 
 impl Shared {
+    pub(crate) fn profiling(&self) -> bool {
+        self.profiling.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take_workspace(&self) -> plan::Workspace {
         let mut slot = self
             .workspace

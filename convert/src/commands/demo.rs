@@ -140,6 +140,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
         &PackageOptions {
             folder: folder.clone(),
             report: Some(report_path),
+            ..PackageOptions::default()
         },
         ui,
     )?;

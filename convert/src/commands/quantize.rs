@@ -22,6 +22,7 @@ use anemone_schemas::store::{DenseElem, Key, Provenance, Store, StoreWriter};
 use half::f16;
 use serde_json::{Map, Value};
 
+use super::notices;
 use super::text::{self, Budget};
 use crate::error::Error;
 use crate::quantize::{CODE_VERSION, Calibration, Matrix, Method, Quantizer, Settings};
@@ -344,6 +345,9 @@ impl Job<'_> {
         magnitudes.push('\n');
         self.writer
             .put_file(MAGNITUDES_FILE, magnitudes.as_bytes())?;
+        for (name, bytes) in notices::collect(&self.options.model)? {
+            self.writer.put_file(&name, &bytes)?;
+        }
         for name in text::open_tokenizer(&self.options.model)?.files() {
             let path = self.options.model.join(name);
             let bytes = fs::read(&path).map_err(|e| Error::io(&path, &e))?;

@@ -26,6 +26,7 @@
 
 mod apple;
 mod attention;
+mod drafter;
 mod forms;
 mod head;
 mod layer;
@@ -39,6 +40,8 @@ mod golden;
 mod tests;
 
 pub use apple::{APPLE_WIDTHS, EmbeddingTable, lower_apple};
+pub(crate) use drafter::{ConfidenceWeights, DrafterWeights, Layer, Linear, Markov, Part};
+pub(crate) use drafter::{DrafterPlan, lower_drafter};
 pub use forms::{
     ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
 };

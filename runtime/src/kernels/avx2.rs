@@ -131,6 +131,13 @@ impl Simd for Avx2 {
         ])
     }
     #[inline(always)]
+    fn round_f16(self, v: Self::V) -> Self::V {
+        avx2!([
+            _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0])),
+            _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]))
+        ])
+    }
+    #[inline(always)]
     fn pow2(self, n: Self::V) -> Self::V {
         avx2!({
             let one = |n| {

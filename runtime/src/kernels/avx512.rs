@@ -117,6 +117,56 @@ impl Simd for Avx512 {
         avx512!(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(v))
     }
     #[inline(always)]
+    fn round_f16(self, v: __m512) -> __m512 {
+        avx512!(_mm512_cvtph_ps(
+            _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)
+        ))
+    }
+    /// Pairs, quarters and halves of the vectors change places.
+    #[inline(always)]
+    fn transpose(self, mut r: [__m512; 16]) -> [__m512; 16] {
+        avx512!({
+            let mut t = r;
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            // r[4 i + k]: in quarter q, column 4 q + k of rows 4 i to 4 i + 3.
+            for i in 0..4 {
+                let t = &t[4 * i..][..4];
+                r[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(
+                    _mm512_castps_pd(t[0]),
+                    _mm512_castps_pd(t[2]),
+                ));
+                r[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(
+                    _mm512_castps_pd(t[0]),
+                    _mm512_castps_pd(t[2]),
+                ));
+                r[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(
+                    _mm512_castps_pd(t[1]),
+                    _mm512_castps_pd(t[3]),
+                ));
+                r[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(
+                    _mm512_castps_pd(t[1]),
+                    _mm512_castps_pd(t[3]),
+                ));
+            }
+            for k in 0..4 {
+                t[k] = _mm512_shuffle_f32x4::<0x88>(r[k], r[4 + k]);
+                t[4 + k] = _mm512_shuffle_f32x4::<0xdd>(r[k], r[4 + k]);
+                t[8 + k] = _mm512_shuffle_f32x4::<0x88>(r[8 + k], r[12 + k]);
+                t[12 + k] = _mm512_shuffle_f32x4::<0xdd>(r[8 + k], r[12 + k]);
+            }
+            for k in 0..4 {
+                r[k] = _mm512_shuffle_f32x4::<0x88>(t[k], t[8 + k]);
+                r[8 + k] = _mm512_shuffle_f32x4::<0xdd>(t[k], t[8 + k]);
+                r[4 + k] = _mm512_shuffle_f32x4::<0x88>(t[4 + k], t[12 + k]);
+                r[12 + k] = _mm512_shuffle_f32x4::<0xdd>(t[4 + k], t[12 + k]);
+            }
+            r
+        })
+    }
+    #[inline(always)]
     fn pow2(self, n: __m512) -> __m512 {
         avx512!({
             let exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));

@@ -53,14 +53,15 @@
 )]
 
 mod activations;
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod batch;
+pub mod clock;
 pub mod convert;
-pub mod elementwise;
-pub mod gemm;
+mod fused;
 mod matmul;
 mod narrow;
 #[cfg(target_arch = "aarch64")]
@@ -78,8 +79,10 @@ mod twin_tests;
 mod weights;
 
 pub use activations::Activations;
+pub(crate) use attention::{Mask, Queries, Shape, Slots, attend};
 pub(crate) use batch::{Operand, Product, Real, batch, transposes};
 pub(crate) use convert::{narrow, widen};
+pub(crate) use fused::{Norm, add, largest, rms_norm, rope, silu_mul};
 pub use matmul::{Layout, dense_matmul, lut_matmul};
 pub use pool::Pool;
 pub use simd::isa_name;

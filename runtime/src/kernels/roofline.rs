@@ -4,15 +4,16 @@
 //! memory and how many f32 multiply-adds the vector units can finish. Both are
 //! measured with the instruction set and the threads that the kernels use.
 //! They are the best of several short runs, because on a shared machine every
-//! disturbance makes a run slower and none makes it faster.
+//! disturbance makes a run slower and none makes it faster, and on one thread they
+//! are in processor time ([`clock`]).
 
 #![expect(unsafe_code, reason = "streams a buffer through vector loads")]
 
 use super::activations::{LANES, Lanes};
+use super::clock;
 use super::pool::Pool;
 use super::simd::{Isa, Kernel, Simd};
 use std::hint::black_box;
-use std::time::Instant;
 
 /// Measured limits of the machine at some number of threads.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,7 +39,7 @@ impl Roofline {
         let tasks = 8 * pool.threads();
         let lines = (bytes / size_of::<Lanes>()).next_multiple_of(tasks);
         let buffer = vec![Lanes([1.0; LANES]); lines];
-        let read = best(|| {
+        let read = best(pool, || {
             pool.run(tasks, |i| {
                 let part = lines / tasks;
                 isa.run(Read(&buffer[i * part..][..part]));
@@ -46,7 +47,7 @@ impl Roofline {
         });
         let rounds = 1 << 14;
         let chains = isa.run(MultiplyAdd(1));
-        let work = best(|| {
+        let work = best(pool, || {
             pool.run(tasks, |_| {
                 isa.run(MultiplyAdd(rounds));
             });
@@ -68,12 +69,12 @@ impl Roofline {
 }
 
 /// Seconds of the fastest of nine runs.
-fn best(mut run: impl FnMut()) -> f64 {
+fn best(pool: &Pool, mut run: impl FnMut()) -> f64 {
     (0..9)
         .map(|_| {
-            let start = Instant::now();
+            let start = clock::seconds(pool.threads());
             run();
-            start.elapsed().as_secs_f64()
+            clock::seconds(pool.threads()) - start
         })
         .fold(f64::INFINITY, f64::min)
 }

@@ -74,6 +74,38 @@ pub(super) trait Simd: Copy {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// To the nearest integer, ties to even.
     fn round(self, v: Self::V) -> Self::V;
+    /// To f16 and back, as [`Self::store_f16`] rounds.
+    #[inline(always)]
+    fn round_f16(self, v: Self::V) -> Self::V {
+        let mut halves = [f16::ZERO; LANES];
+        // SAFETY: sixteen elements.
+        unsafe {
+            self.store_f16(v, halves.as_mut_ptr());
+            self.load_f16(halves.as_ptr())
+        }
+    }
+    /// Lane `j` of result `i` is lane `i` of `rows[j]`.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
+        let mut from = [[0.0_f32; LANES]; LANES];
+        let mut to = [[0.0_f32; LANES]; LANES];
+        let mut out = rows;
+        // SAFETY: every array has sixteen elements.
+        unsafe {
+            for i in 0..LANES {
+                self.store(rows[i], from[i].as_mut_ptr());
+            }
+            for i in 0..LANES {
+                for j in 0..LANES {
+                    to[i][j] = from[j][i];
+                }
+            }
+            for i in 0..LANES {
+                out[i] = self.load(to[i].as_ptr());
+            }
+        }
+        out
+    }
     /// `2^n` for integers `n` from -126 to 127.
     fn pow2(self, n: Self::V) -> Self::V;
 

@@ -116,7 +116,7 @@ pub(crate) enum Weights<'a> {
 }
 
 impl Weights<'_> {
-    fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         match self {
             Self::Lut(w) => w.rows(),
             Self::Dense(w) => w.rows(),
@@ -151,8 +151,8 @@ fn halves(v: &View) -> &[f16] {
     }
 }
 
-/// `x w^T` as `[tokens, rows]`, where `x` was packed. Tokens that were not packed
-/// are zero.
+/// `x w^T` as `[tokens, rows]`, where `x` was packed, in `out`. Tokens that were not
+/// packed stay as they are there.
 pub(crate) fn weight_matmul(
     pool: &Pool,
     w: &Weights<'_>,
@@ -162,8 +162,6 @@ pub(crate) fn weight_matmul(
 ) -> View {
     let rows = w.rows();
     let live = x.tokens().min(tokens) * rows;
-    out.resize(tokens * rows, f16::ZERO);
-    out[live..].fill(f16::ZERO);
     let layout = Layout::RowMajor { stride: rows };
     match w {
         Weights::Lut(w) => kernels::lut_matmul(pool, w, x, &mut out[..live], layout),

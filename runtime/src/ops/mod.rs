@@ -3,6 +3,7 @@
 
 pub(crate) mod convolution;
 pub(crate) mod elementwise;
+pub(crate) mod fused;
 pub(crate) mod gather;
 pub(crate) mod layout;
 pub(crate) mod math;

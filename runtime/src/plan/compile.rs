@@ -7,13 +7,13 @@
 //! now, if the result is small.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anemone_schemas::aimodel::ir::{Attr, AttrId, Elem, Graph, Op, TensorType, Type, ValueId};
 
 use super::kind::{Arg, Bytes, Kind, Place, Step, WeightsRef};
 use super::resolve::{Resolved, Resolver};
-use super::{Plan, liveness, run};
+use super::{Plan, execute, fuse, liveness};
 use crate::error::ProgramError;
 use crate::program::{FunctionInfo, Shared, tensor_shape};
 use crate::view::View;
@@ -47,8 +47,12 @@ struct Lut {
     place: Place,
 }
 
-/// Compiles a public function.
-pub(crate) fn compile(shared: &Arc<Shared>, info: &FunctionInfo) -> Result<Plan, ProgramError> {
+/// Compiles a public function; without `fusing`, one step per operation.
+pub(crate) fn compile(
+    shared: &Arc<Shared>,
+    info: &FunctionInfo,
+    fusing: bool,
+) -> Result<Plan, ProgramError> {
     let mut c = Compiler {
         shared,
         steps: Vec::new(),
@@ -97,6 +101,12 @@ pub(crate) fn compile(shared: &Arc<Shared>, info: &FunctionInfo) -> Result<Plan,
         constants,
         ..
     } = c;
+    if fusing {
+        let shapes = args.iter().filter_map(slot_of).zip(&info.inputs);
+        let shapes = shapes.map(|(slot, port)| (slot, port.shape.clone()));
+        fuse::fuse(&mut steps, &constants, &shapes.collect());
+        fuse::mark_tokens(&mut steps);
+    }
     liveness::analyse(&mut steps, &outputs, |slot| {
         constants[slot as usize].is_some()
     });
@@ -105,10 +115,8 @@ pub(crate) fn compile(shared: &Arc<Shared>, info: &FunctionInfo) -> Result<Plan,
     };
     let inputs = args
         .iter()
-        .filter_map(|a| match a {
-            Ref::Slot(slot) => Some(read(*slot).then_some(*slot)),
-            _ => None,
-        })
+        .filter_map(slot_of)
+        .map(|slot| read(slot).then_some(slot))
         .collect();
     Ok(Plan {
         info: info.clone(),
@@ -117,7 +125,15 @@ pub(crate) fn compile(shared: &Arc<Shared>, info: &FunctionInfo) -> Result<Plan,
         constants,
         inputs,
         outputs,
+        times: Mutex::default(),
     })
+}
+
+fn slot_of(r: &Ref) -> Option<u32> {
+    match r {
+        Ref::Slot(slot) => Some(*slot),
+        _ => None,
+    }
 }
 
 struct Compiler<'a> {
@@ -299,7 +315,7 @@ impl Compiler<'_> {
         if let Some(values) = values
             && small
         {
-            let views = run::fold(shared, &kind, values).map_err(|e| fail(place, e))?;
+            let views = execute::fold(shared, &kind, values).map_err(|e| fail(place, e))?;
             return Ok(views
                 .into_iter()
                 .map(|v| {
@@ -338,6 +354,7 @@ impl Compiler<'_> {
                 .collect(),
             results: slots.iter().copied().map(Some).collect(),
             shapes,
+            tokens: None,
             place: place.clone(),
         });
         Ok(slots.into_iter().map(Ref::Slot).collect())
@@ -377,6 +394,7 @@ impl Compiler<'_> {
                         .collect(),
                     results: vec![Some(slot)],
                     shapes: vec![lut.shape.clone()],
+                    tokens: None,
                     place: lut.place.clone(),
                 });
                 slot
@@ -397,6 +415,7 @@ impl Compiler<'_> {
                     }],
                     results: vec![Some(slot)],
                     shapes: vec![shape.into_iter().rev().collect()],
+                    tokens: None,
                     place: place.clone(),
                 });
                 slot

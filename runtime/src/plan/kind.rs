@@ -1,7 +1,10 @@
 //! What a step of a plan does, with every attribute resolved.
 
+use std::sync::Arc;
+
 use anemone_schemas::aimodel::ir::{AttrId, BlobId, Elem};
 
+use crate::kernels::Norm;
 use crate::ops::convolution::Conv;
 use crate::ops::elementwise::{Binary, Compare, Unary};
 use crate::ops::layout::{PadMode, Span};
@@ -61,6 +64,54 @@ pub(crate) enum Kind {
         take: bool,
     },
     WriteHandle(usize),
+    /// Over an axis. This and the following are made from runs of operations.
+    RmsNorm(usize, Arc<Norm>),
+    /// The axis of a head's channels, and a factor.
+    Rope(usize, Option<f32>),
+    SiluMul,
+    /// Queries, keys, values and mask.
+    Attention(Heads),
+}
+
+impl Kind {
+    /// What a profile calls it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::WeightMatmul { .. } => "product with weights",
+            Self::BatchMatmul(_) => "product",
+            Self::Conv2d(..) => "convolution",
+            Self::RmsNorm(..) => "norm",
+            Self::Rope(..) => "rotation",
+            Self::SiluMul => "gate",
+            Self::Attention(_) => "attention",
+            Self::Softmax(_) => "softmax",
+            Self::Argmax(_) | Self::Reduce(..) => "reduction",
+            Self::Unary(_) | Self::Binary(..) | Self::Compare(..) | Self::Not | Self::Select(_) => {
+                "elementwise"
+            }
+            Self::ReadHandle { .. } | Self::WriteHandle(_) => "state access",
+            Self::SliceUpdate(_) | Self::SliceUpdateRuntime => "state update",
+            Self::Reshape(_) | Self::Transpose(_) | Self::Broadcast(_) | Self::Split(..) => "view",
+            Self::Slice(_) | Self::SliceRuntime | Self::Concat(_) => "slice or concatenation",
+            Self::LutToDense(..) | Self::ShiftScale | Self::Dequantize(_) => "dense weights",
+            _ => "other",
+        }
+    }
+}
+
+/// Extents of a fused attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heads {
+    pub(crate) heads: usize,
+    /// Groups of heads that share keys and values.
+    pub(crate) groups: usize,
+    /// Channels of a head.
+    pub(crate) depth: usize,
+    pub(crate) slots: usize,
+    /// Rows of the call.
+    pub(crate) width: usize,
+    /// Mask `[1,1,w,C]` and result `[1,H,w,d]`; otherwise `[1,C,1,w]` and `[1,H,d,w]`.
+    pub(crate) by_rows: bool,
 }
 
 /// Bytes of the program.
@@ -105,11 +156,13 @@ pub(crate) struct Step {
     pub(crate) results: Vec<Option<u32>>,
     /// Declared shapes of the results.
     pub(crate) shapes: Vec<Vec<usize>>,
+    /// The axis of the first result that counts the rows of the call.
+    pub(crate) tokens: Option<usize>,
     pub(crate) place: Place,
 }
 
 /// Where an operation stands in the program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The graph.
     pub(crate) graph: String,

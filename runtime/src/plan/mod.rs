@@ -1,17 +1,22 @@
 //! Functions compiled for execution.
 
 mod compile;
+mod execute;
+mod fuse;
 mod kind;
 mod liveness;
+mod profile;
 mod resolve;
 mod run;
+mod workspace;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub(crate) use compile::compile;
-pub(crate) use kind::Bytes;
-pub(crate) use run::Workspace;
+pub(crate) use kind::{Bytes, Heads};
+pub use profile::ProfileEntry;
 pub use run::{Argmax, Outcome, RunOptions};
+pub(crate) use workspace::Workspace;
 
 use crate::program::{FunctionInfo, Shared};
 use crate::view::View;
@@ -29,6 +34,8 @@ pub struct Plan {
     inputs: Vec<Option<u32>>,
     /// Slot of each output.
     outputs: Vec<u32>,
+    /// Shortest seconds of each step while profiling.
+    times: Mutex<Vec<f64>>,
 }
 
 impl Plan {

@@ -19,6 +19,7 @@ use super::encode::{EncodeError, encode};
 use super::ir::Module;
 use super::limits::MAX_METADATA;
 use crate::atomic::{self, AtomicDir};
+use crate::hex;
 use crate::mapped::MappedFile;
 
 const PROGRAM: &str = "main.mlirb";
@@ -186,9 +187,21 @@ pub fn write_asset(dir: &Path, m: &Module, metadata: &Metadata) -> Result<AssetI
     })
 }
 
-/// Opens an asset: maps the program, compares its digest, decodes it. Blobs stay
-/// in the map.
+/// Opens an asset as [`map_asset`] does and compares its digest, which reads the whole
+/// program: for commands that check or copy it.
 pub fn open_asset(dir: &Path) -> Result<Module, AssetError> {
+    open(dir, true)
+}
+
+/// Opens an asset: maps the program and decodes it. Blobs stay in the map and are not
+/// read, so this takes no longer for a large model than for a small one. A program
+/// that is cut short or whose structure is damaged is refused; a flipped bit inside a
+/// blob is found by [`open_asset`] only.
+pub fn map_asset(dir: &Path) -> Result<Module, AssetError> {
+    open(dir, false)
+}
+
+fn open(dir: &Path, whole: bool) -> Result<Module, AssetError> {
     read_metadata(dir)?;
     let path = dir.join(PROGRAM);
     let io = |path: &Path| {
@@ -198,6 +211,9 @@ pub fn open_asset(dir: &Path) -> Result<Module, AssetError> {
     let file = MappedFile::open(&path).map_err(io(&path))?;
     let digest_path = dir.join(DIGEST);
     let digest = read_small(&digest_path, DIGEST_LEN + 1).map_err(io(&digest_path))?;
+    if !whole {
+        return decode(&file).map_err(|source| AssetError::Decode { path, source });
+    }
     let found: [u8; DIGEST_LEN] = Sha256::digest(&file[..]).into();
     if digest != found {
         let same = digest.iter().zip(&found).take_while(|(a, b)| a == b);
@@ -247,15 +263,6 @@ pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
         None => return Err(wrong("`assetVersion` is missing".into())),
     }
     serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    let mut out = String::with_capacity(2 * bytes.len());
-    for b in bytes {
-        let _ = write!(out, "{b:02x}");
-    }
-    out
 }
 
 /// Hashes and counts what passes through.
@@ -330,6 +337,9 @@ mod tests {
         fs::write(path.join(PROGRAM), bad).unwrap();
         let said = open_asset(&path).unwrap_err().to_string();
         assert!(said.contains("is not the SHA-256 of"), "{said}");
+        fs::write(path.join(PROGRAM), &good[..good.len() - 1]).unwrap();
+        let said = map_asset(&path).unwrap_err();
+        assert!(matches!(said, AssetError::Decode { .. }), "{said}");
         fs::write(path.join(PROGRAM), good).unwrap();
         for (json, reason) in [
             ("{}", "`assetVersion` is missing"),

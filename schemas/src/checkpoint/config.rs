@@ -17,7 +17,7 @@ const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// Bound on every dimension, far above any model: products of three fit an u64.
-const MAX_DIMENSION: usize = 1 << 20;
+pub(crate) const MAX_DIMENSION: usize = 1 << 20;
 
 /// Reads both files; oddities that are no errors go to `notes`.
 pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Error> {
@@ -108,7 +108,7 @@ fn generation_eos(dir: &Path, vocab: usize) -> Result<Vec<u32>, Error> {
 
 /// Reads either spelling: `rope_theta` beside `rope_scaling`, whose kind is `type` or
 /// `rope_type`, or `rope_parameters` with both inside.
-fn read_rope(
+pub(crate) fn read_rope(
     config: &Object<'_>,
     max_position: usize,
     notes: &mut Vec<String>,
@@ -255,7 +255,7 @@ fn yarn_attention_factor(rope: &Object<'_>, factor: f64) -> Result<f64, Error> {
     })
 }
 
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
     let bytes = std::fs::read(path).map_err(|source| Error::Io {
         path: path.to_path_buf(),
         source,
@@ -267,24 +267,24 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
 }
 
 /// A JSON object that knows where it stands, for messages.
-struct Object<'a> {
-    path: &'a PathBuf,
+pub(crate) struct Object<'a> {
+    pub(crate) path: &'a PathBuf,
     /// Key of this object in the file, or empty for the top.
-    parent: &'a str,
-    map: &'a Map<String, Value>,
+    pub(crate) parent: &'a str,
+    pub(crate) map: &'a Map<String, Value>,
 }
 
 impl<'a> Object<'a> {
     /// The value, with null as absent.
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn require(&self, key: &str) -> Result<&'a Value, Error> {
+    pub(crate) fn require(&self, key: &str) -> Result<&'a Value, Error> {
         self.get(key).ok_or_else(|| self.missing(key))
     }
 
-    fn count(&self, key: &str, min: usize, max: usize) -> Result<usize, Error> {
+    pub(crate) fn count(&self, key: &str, min: usize, max: usize) -> Result<usize, Error> {
         let value = self.require(key)?;
         value
             .as_u64()
@@ -293,7 +293,7 @@ impl<'a> Object<'a> {
             .ok_or_else(|| self.bad(key, value, format!("a whole number from {min} to {max}")))
     }
 
-    fn dimension(&self, key: &str) -> Result<usize, Error> {
+    pub(crate) fn dimension(&self, key: &str) -> Result<usize, Error> {
         self.count(key, 1, MAX_DIMENSION)
     }
 
@@ -305,7 +305,7 @@ impl<'a> Object<'a> {
             .ok_or_else(|| self.bad(key, value, format!("a number from {min} to {max}")))
     }
 
-    fn positive(&self, key: &str) -> Result<f64, Error> {
+    pub(crate) fn positive(&self, key: &str) -> Result<f64, Error> {
         let value = self.require(key)?;
         value
             .as_f64()
@@ -313,7 +313,7 @@ impl<'a> Object<'a> {
             .ok_or_else(|| self.bad(key, value, "a number above 0"))
     }
 
-    fn flag(&self, key: &str, default: bool) -> Result<bool, Error> {
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, Error> {
         match self.get(key) {
             None => Ok(default),
             Some(value) => value
@@ -350,7 +350,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    fn only_if_present(
+    pub(crate) fn only_if_present(
         &self,
         key: &str,
         value: &Value,
@@ -370,14 +370,14 @@ impl<'a> Object<'a> {
         }
     }
 
-    fn missing(&self, key: &str) -> Error {
+    pub(crate) fn missing(&self, key: &str) -> Error {
         Error::MissingKey {
             path: self.path.clone(),
             key: self.key(key),
         }
     }
 
-    fn bad(&self, key: &str, found: &Value, expected: impl Into<String>) -> Error {
+    pub(crate) fn bad(&self, key: &str, found: &Value, expected: impl Into<String>) -> Error {
         Error::BadValue {
             path: self.path.clone(),
             key: self.key(key),
@@ -386,7 +386,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    fn unsupported(&self, key: &str, found: &Value, supported: &'static str) -> Error {
+    pub(crate) fn unsupported(&self, key: &str, found: &Value, supported: &'static str) -> Error {
         Error::Unsupported {
             path: self.path.clone(),
             key: self.key(key),
