@@ -4,7 +4,9 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use anemone_schemas::atomic;
 use anemone_schemas::exit::{EXIT_HELP, Exit};
+use anemone_schemas::report::QualityReport;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::commands::ablate::{self, AblateOptions};
@@ -282,6 +284,9 @@ struct EvalArgs {
     /// Report to write.
     #[arg(short, long)]
     output: Option<PathBuf>,
+    /// The same as one HTML page with plots.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
@@ -420,6 +425,9 @@ pub fn run(cli: Cli) -> Result<(), Error> {
             if let Some(path) = &a.output {
                 report.write(path).map_err(|e| Error::io(path, &e))?;
             }
+            if let Some(path) = &a.html {
+                write_page(path, &report)?;
+            }
             print(&if a.json {
                 serde_json::to_string_pretty(&report).map_err(|e| Error::unexpected(&e))?
             } else {
@@ -440,6 +448,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
             let (table, report) = ablate::run(&options, ui, &stop)?;
             let path = options.output.join("report.json");
             report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            write_page(&options.output.join("report.html"), &report)?;
             print(&table)?;
         }
         Command::Package(a) => {
@@ -500,6 +509,10 @@ pub fn run(cli: Cli) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+fn write_page(path: &Path, report: &QualityReport) -> Result<(), Error> {
+    atomic::write_bytes(path, report.html().as_bytes()).map_err(|e| Error::io(path, &e))
 }
 
 /// With `--overwrite`, removes an output that is ours.

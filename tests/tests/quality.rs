@@ -37,7 +37,12 @@ fn student(report: &QualityReport, measured: Measured) -> &Student {
 fn each_step_lowers_the_divergence_of_shipped_programs() {
     let model = data("tiny-qwen3");
     let mut divergences = Vec::new();
-    for method in [Method::KMeansUnweighted, Method::KMeans, Method::Gptq] {
+    for method in [
+        Method::KMeansUnweighted,
+        Method::KMeans,
+        Method::Gptq,
+        Method::TwoSided,
+    ] {
         let dir = scratch(method.name());
         let store = quantized(&model, &dir, method, 16_384);
         let folder = lowered(&store, &dir, 256);
@@ -59,9 +64,11 @@ fn each_step_lowers_the_divergence_of_shipped_programs() {
         println!("{}: {:.5}", shipped.name, shipped.mean_kl());
         divergences.push(shipped.mean_kl());
     }
-    let [unweighted, weighted, gptq] = divergences[..] else {
-        panic!("three methods");
+    let [unweighted, weighted, gptq, two_sided] = divergences[..] else {
+        panic!("four methods");
     };
+    // The default.
+    assert!(two_sided < gptq, "two-sided {two_sided}, GPTQ {gptq}");
     assert!(gptq < 0.9 * weighted, "GPTQ {gptq}, k-means {weighted}");
     assert!(
         weighted < unweighted,
