@@ -16,6 +16,7 @@ use crate::commands::package::{self, PackageOptions};
 use crate::commands::quantize::{self, BitsRule, QuantizeOptions};
 use crate::commands::target::{self, TargetOptions};
 use crate::commands::text::TextSource;
+use crate::commands::tune::{self, TuneOptions};
 use crate::commands::{inspect, lint, verify};
 use crate::error::Error;
 use crate::lint::LintOptions;
@@ -46,6 +47,8 @@ enum Command {
     Target(TargetArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Train table values and norm weights of a store a little against the bf16 model.
+    Tune(TuneArgs),
     /// Measure what each step of the quantizer is worth on a model.
     Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
@@ -293,6 +296,36 @@ struct EvalArgs {
 }
 
 #[derive(Debug, Args)]
+struct TuneArgs {
+    /// Checkpoint folder of the bf16 model.
+    model: PathBuf,
+    /// Store to start from.
+    #[arg(long)]
+    store: PathBuf,
+    /// Store to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Text to train on, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Tokens of that text at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Steps of the optimizer.
+    #[arg(long, default_value_t = 32)]
+    steps: usize,
+    /// Tokens per step.
+    #[arg(long, default_value_t = 1536)]
+    step_tokens: usize,
+    /// Rate of table values, in standard deviations of their table.
+    #[arg(long, default_value_t = 1e-3)]
+    rate: f64,
+}
+
+#[derive(Debug, Args)]
 struct AblateArgs {
     /// Checkpoint folder.
     model: PathBuf,
@@ -434,6 +467,24 @@ pub fn run(cli: Cli) -> Result<(), Error> {
                 report.markdown()
             })?;
         }
+        Command::Tune(a) => {
+            let options = TuneOptions {
+                model: a.model,
+                store: a.store,
+                output: a.output,
+                calibration: a.calibration,
+                tokens: a.tokens,
+                window: a.window,
+                steps: a.steps,
+                step_tokens: a.step_tokens,
+                rate: a.rate,
+            };
+            let tuned = tune::run(&options, ui, &stop)?;
+            print(&format!(
+                "KL on text kept out of training: {:.4} before, {:.4} after",
+                tuned.before, tuned.after
+            ))?;
+        }
         Command::Ablate(a) => {
             let options = AblateOptions {
                 model: a.model,
@@ -525,7 +576,7 @@ fn discard(overwrite: bool, output: &Path) -> Result<(), Error> {
         "store.json",
         "matrices",
         "folder",
-        "gptq.store",
+        "two-sided.store",
     ];
     let empty = fs::read_dir(output).is_ok_and(|mut d| d.next().is_none());
     if !empty && !ours.iter().any(|name| output.join(name).exists()) {

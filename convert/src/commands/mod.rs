@@ -12,4 +12,5 @@ pub mod package;
 pub mod quantize;
 pub mod target;
 pub mod text;
+pub mod tune;
 pub mod verify;
