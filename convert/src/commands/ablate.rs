@@ -224,8 +224,8 @@ fn table(report: &QualityReport, lengths: &[Vec<usize>]) -> String {
     out.push_str(&"---:|".repeat(report.text.len() + 3));
     out.push('\n');
     for student in &report.students {
-        let bits = if student.name.contains("LUT6") { 0 } else { 1 };
-        let base = format!("{BASE}, {}", HEADS[bits].0);
+        let head = usize::from(!student.name.contains("LUT6"));
+        let base = format!("{BASE}, {}", HEADS[head].0);
         let base = report.students.iter().find(|s| s.name == base);
         let _ = write!(out, "| {} |", student.name);
         for set in &student.sets {
