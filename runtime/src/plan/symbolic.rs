@@ -79,7 +79,7 @@ impl Shared {
                 Some(WeightsRef::Dense {
                     rows,
                     cols,
-                    values: self.bytes(*value),
+                    values: self.source(*value),
                 })
             }
             Ref::Lut(lut) => {
@@ -90,7 +90,7 @@ impl Shared {
                 let scalar = blocks.get(rank + 1) == Some(&1);
                 // Inline indices below a byte lie one to a byte, not packed.
                 let packed =
-                    indices.elem.bits() >= 8 || matches!(self.bytes(lut.indices.0), Bytes::Blob(_));
+                    indices.elem.bits() >= 8 || matches!(self.source(lut.indices.0), Bytes::Blob(_));
                 if table.elem != Elem::F16 || !by_rows || !scalar || !packed {
                     return None;
                 }
@@ -99,15 +99,15 @@ impl Shared {
                     cols,
                     bits: u8::try_from(indices.elem.bits()).ok()?,
                     group_rows: rows.checked_div(blocks[0])?,
-                    tables: self.bytes(lut.table.0),
-                    indices: self.bytes(lut.indices.0),
+                    tables: self.source(lut.table.0),
+                    indices: self.source(lut.indices.0),
                 })
             }
             _ => None,
         }
     }
 
-    fn bytes(&self, value: AttrId) -> Bytes {
+    fn source(&self, value: AttrId) -> Bytes {
         match self.module.attr(value) {
             Attr::Resource(blob) => Bytes::Blob(*blob),
             _ => Bytes::Inline(value),
