@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher, Weights};
+use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher};
 use anemone_schemas::checkpoint::{self, Checkpoint};
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
 use anemone_schemas::store::{Provenance, Store, StoreWriter};

@@ -127,7 +127,7 @@ impl Series {
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
-    crate::output::warn(engine.warning());
+    output::warn(engine.warning());
     let (p, n) = (args.prompt_tokens.max(1), args.new_tokens.max(1));
     if p + n >= engine.max_context() {
         return Err(End::bad_input(

@@ -18,7 +18,6 @@ type Result<T> = std::result::Result<T, String>;
 macro_rules! demand {
     ($cond:expr, $($arg:tt)*) => { if !$cond { return Err(format!($($arg)*)); } };
 }
-use demand;
 
 mod compute;
 mod layout;
