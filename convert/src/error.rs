@@ -152,6 +152,25 @@ impl From<anemone_memguard::Error> for Error {
     }
 }
 
+#[cfg(feature = "hub")]
+impl From<anemone_hub::Error> for Error {
+    fn from(e: anemone_hub::Error) -> Self {
+        use anemone_hub::Error as Hub;
+        let exit = match e {
+            Hub::Unavailable { .. } | Hub::Stopped => Exit::Stopped,
+            Hub::Client(_) | Hub::Answer { .. } => Exit::Unexpected,
+            Hub::Damaged { .. } => Exit::Verification,
+            _ => Exit::BadInput,
+        };
+        let error = Self::new(exit, chain(&e));
+        let error = match e.hint() {
+            Some(hint) => error.hint(hint),
+            None => error,
+        };
+        error.classed(&e)
+    }
+}
+
 impl From<crate::quantize::QuantizeError> for Error {
     fn from(e: crate::quantize::QuantizeError) -> Self {
         Self::new(Exit::Numerical, chain(&e))

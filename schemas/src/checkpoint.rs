@@ -7,8 +7,7 @@
 //! structural errors; only values can still be bad, and [`Checkpoint::read_f32`]
 //! refuses those.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::SystemTime;
@@ -17,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::hex;
 use crate::mapped::MappedFile;
 use crate::spec::{EMBEDDING, LM_HEAD, ModelSpec};
 
@@ -128,6 +128,31 @@ impl Checkpoint {
         })
     }
 
+    /// The same model cut off after its first `layers` layers. The others are left aside,
+    /// and the fingerprint is that of the shorter model.
+    ///
+    /// # Errors
+    /// [`Error::TooManyLayers`] for more layers than there are, or none.
+    pub fn first_layers(mut self, layers: usize) -> Result<Self, Error> {
+        if layers == 0 || layers > self.spec.layers {
+            return Err(Error::TooManyLayers {
+                dir: self.dir,
+                asked: layers,
+                found: self.spec.layers,
+            });
+        }
+        self.spec.layers = layers;
+        let kept: BTreeSet<String> = self.spec.tensors().into_iter().map(|t| t.0).collect();
+        for (tensor, _) in self.tensors.extract_if(.., |name, _| !kept.contains(name)) {
+            self.ignored.push(Ignored {
+                tensor,
+                reason: format!("only the first {layers} layers are asked for"),
+            });
+        }
+        self.fingerprint = OnceLock::new();
+        Ok(self)
+    }
+
     /// The model's dimensions; its `tie_word_embeddings` agrees with [`Self::head`].
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
@@ -231,10 +256,7 @@ impl Checkpoint {
                     hash.update(format!("{name} {} {:?}\n", view.dtype, view.shape));
                     hash.update(view.bytes);
                 }
-                hash.finalize().iter().fold(String::new(), |mut hex, byte| {
-                    let _ = write!(hex, "{byte:02x}");
-                    hex
-                })
+                hex(&hash.finalize())
             })
             .clone()
     }

@@ -13,3 +13,12 @@ pub mod report;
 pub mod spec;
 pub mod store;
 pub mod tokenizer;
+
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}

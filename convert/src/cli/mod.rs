@@ -2,36 +2,62 @@
 //! in `job`.
 
 mod args;
+mod config;
+mod docs;
 mod job;
+mod messages;
+mod target_args;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_memguard::{LimitArgs, Stop};
+use anemone_schemas::atomic;
 use anemone_schemas::exit::{EXIT_HELP, Exit};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use anemone_schemas::manifest::Manifest;
+use anemone_schemas::report::QualityReport;
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use serde::Serialize;
 
-use crate::commands::{demo, drafter, eval, inspect, lint, package, quantize, target, verify};
+use crate::commands::findings::{Class, Finding};
+use crate::commands::{
+    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, tune, verify,
+};
 use crate::error::Error;
 use crate::lint::LintOptions;
 use crate::output::{self, Kind};
 use crate::plan::{self, Plan};
+use crate::publish;
+use crate::source::{self, Source};
 use crate::synth;
-use crate::ui::{Style, Ui};
+use crate::ui::Ui;
 
 use args::{
-    DemoArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs, QuantizeArgs, RunArgs, SynthArgs,
-    TargetArgs,
+    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
+    QuantizeArgs, RunArgs, SynthArgs, TuneArgs,
 };
 use job::{Job, LockArgs};
+use messages::MessageArgs;
+use target_args::{LayoutArg, TargetArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
 /// Engine: `quantize`, then `target`, `eval` and `package`. `demo` does all of it on a
 /// built-in model.
 #[derive(Debug, Parser)]
 #[command(name = "anemone-convert", version, after_help = EXIT_HELP)]
-pub struct Cli {
+struct Cli {
+    /// File with options that the command line does not give, by sections `[all]` and
+    /// `[COMMAND]`.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "ANEMONE_CONFIG",
+        hide_env_values = true
+    )]
+    #[allow(dead_code, reason = "read before the arguments are parsed")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     messages: MessageArgs,
     #[command(flatten)]
@@ -40,61 +66,6 @@ pub struct Cli {
     lock: LockArgs,
     #[command(subcommand)]
     command: Command,
-}
-
-/// What is said, and where.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Messages")]
-struct MessageArgs {
-    /// Print errors only.
-    #[arg(short, long, global = true)]
-    quiet: bool,
-    /// Print more, such as the peak of memory.
-    #[arg(short, long, global = true, conflicts_with = "quiet")]
-    verbose: bool,
-    /// How progress is shown.
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        default_value = "auto",
-        value_name = "HOW"
-    )]
-    progress: ProgressArg,
-    /// File that all messages are appended to.
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "ANEMONE_LOG",
-        hide_env_values = true
-    )]
-    log: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProgressArg {
-    /// A bar on a terminal, lines elsewhere.
-    Auto,
-    /// A bar with the time left.
-    Bar,
-    /// A line per step.
-    Lines,
-    /// A JSON object per line, on standard error.
-    Json,
-}
-
-impl MessageArgs {
-    fn ui(&self) -> Result<Ui, Error> {
-        let style = match self.progress {
-            _ if self.quiet => Some(Style::None),
-            ProgressArg::Auto => None,
-            ProgressArg::Bar => Some(Style::Bar),
-            ProgressArg::Lines => Some(Style::Lines),
-            ProgressArg::Json => Some(Style::Json),
-        };
-        Ui::new(style, self.verbose, self.log.as_deref())
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -107,6 +78,10 @@ enum Command {
     Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Train table values and norm weights of a store a little against the bf16 model.
+    Tune(TuneArgs),
+    /// Measure what each step of the quantizer is worth on a model.
+    Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
     Package(PackageArgs),
     /// Check hashes, programs, tokenizer and template of a model folder.
@@ -114,6 +89,8 @@ enum Command {
         /// Model folder.
         folder: PathBuf,
     },
+    /// Check everything about a model folder and this machine, run it, and say what to do.
+    Doctor(DoctorArgs),
     /// Check programs against the rules of the Neural Engine.
     Lint {
         /// An `.aimodel`, or a folder of them.
@@ -140,10 +117,33 @@ enum Command {
     Demo(DemoArgs),
     /// Make a checkpoint with the configuration of a published model and random weights.
     Synth(SynthArgs),
+    /// Fetch a checkpoint from the Hub into its cache; prints the folder.
+    Download(DownloadArgs),
+    /// Print completions for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write man pages.
+    Man {
+        /// Folder for them.
+        folder: PathBuf,
+    },
+    /// Print the reference of all commands, `docs/cli.md`.
+    #[command(hide = true)]
+    Docs,
 }
 
-/// Runs a parsed command line and reports how it failed, if it did.
-pub fn main(cli: Cli) -> Exit {
+/// Runs the command line of this process and reports how it failed, if it did.
+pub fn main() -> Exit {
+    let arguments = config::complete(&Cli::command(), std::env::args_os().collect());
+    let cli = match arguments.map(Cli::parse_from) {
+        Ok(cli) => cli,
+        Err(e) => {
+            Ui::Quiet.error(&e);
+            return e.exit;
+        }
+    };
     let ui = match cli.messages.ui() {
         Ok(ui) => ui,
         Err(e) => {
@@ -151,7 +151,7 @@ pub fn main(cli: Cli) -> Exit {
             return e.exit;
         }
     };
-    match run(cli, ui) {
+    match run(&cli, ui) {
         Ok(()) => Exit::Ok,
         Err(e) => {
             ui.error(&e);
@@ -160,13 +160,16 @@ pub fn main(cli: Cli) -> Exit {
     }
 }
 
-fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
+fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
     job::heed_file_size_limit();
     let stop = Stop::on_signals()?;
     let start = |name: &str| Job::start(name, &cli.limits, &cli.lock, ui, &stop);
     match &cli.command {
         Command::Quantize(a) => {
-            let options = a.options();
+            let Some(model) = checkpoint(&a.model, a.run.dry_run, a.run.json, ui, &stop)? else {
+                return Ok(());
+            };
+            let options = a.options(model);
             let plan = plan::quantize(&options)?;
             if agreed(
                 plan,
@@ -204,7 +207,10 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
             drafter::run(&options, ui, &stop)?;
         }
         Command::Eval(a) => {
-            let options = a.options();
+            let Some(model) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? else {
+                return Ok(());
+            };
+            let options = a.options(model);
             let plan = plan::eval(&options)?;
             if a.dry_run {
                 return show(plan, a.json);
@@ -215,20 +221,55 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
             if let Some(path) = &a.output {
                 report.write(path).map_err(|e| Error::io(path, &e))?;
             }
+            if let Some(path) = &a.html {
+                write_page(path, &report)?;
+            }
             print(&if a.json {
                 json(&report)?
             } else {
                 report.markdown()
             })?;
         }
+        Command::Tune(a) => {
+            let options = a.options();
+            output::check(
+                &options.output,
+                Kind::Store,
+                &[&options.model, &options.store],
+            )?;
+            let _job = start(&format!("tune {}", options.store.display()))?;
+            let tuned = tune::run(&options, ui, &stop)?;
+            print(&format!(
+                "KL on text kept out of training: {:.4} before, {:.4} after",
+                tuned.before, tuned.after
+            ))?;
+        }
+        Command::Ablate(a) => {
+            let options = a.options();
+            let _job = start(&format!("ablate {}", options.model.display()))?;
+            let (table, report) = ablate::run(&options, ui, &stop)?;
+            let path = options.output.join("report.json");
+            report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            write_page(&options.output.join("report.html"), &report)?;
+            print(&table)?;
+        }
         Command::Package(a) => {
             let options = a.options();
             let plan = plan::package(&options)?;
             if a.dry_run {
-                return show(plan, a.json);
+                return dry_package(a, plan);
             }
             plan.require()?;
-            package::run(&options, ui)?;
+            let package = package::run(&options, ui)?;
+            print(&if a.json {
+                json(&package)?
+            } else {
+                package.stanza(a.upload.as_deref())
+            })?;
+            if let Some(publish) = a.publish() {
+                let address = publish::run(&publish, &package, ui)?;
+                ui.note(&format!("published: {address}"));
+            }
         }
         Command::Verify { folder } => {
             let manifest = verify::run(folder, ui)?;
@@ -239,6 +280,36 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
                 manifest.files.len()
             ))?;
         }
+        Command::Doctor(a) => {
+            let findings = doctor::run(&a.options(), ui)?;
+            print(&if a.json {
+                json(&findings)?
+            } else if findings.is_empty() {
+                "nothing found".to_string()
+            } else {
+                findings.iter().map(Finding::text).collect()
+            })?;
+            let wrong = findings.iter().filter(|f| f.class != Class::Performance);
+            if let wrong @ 1.. = wrong.count() {
+                return Err(Error::new(
+                    Exit::Verification,
+                    format!("{wrong} findings are fatal or silently wrong"),
+                ));
+            }
+        }
+        Command::Download(a) => {
+            if let Some(folder) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? {
+                print(&folder.display().to_string())?;
+            }
+        }
+        Command::Completions { shell } => {
+            let text = docs::completions(Cli::command(), *shell);
+            io::stdout()
+                .write_all(&text)
+                .map_err(|e| Error::unexpected(&e))?;
+        }
+        Command::Man { folder } => docs::man(&Cli::command(), folder)?,
+        Command::Docs => print(&docs::markdown(&Cli::command()))?,
         Command::Lint {
             path,
             json: as_json,
@@ -291,6 +362,46 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The checkpoint's folder, fetched if need be; nothing where a dry run has only shown
+/// what would be fetched.
+fn checkpoint(
+    model: &Path,
+    dry: bool,
+    as_json: bool,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<Option<PathBuf>, Error> {
+    match source::find(model, dry, ui, stop)? {
+        Source::Folder(folder) => Ok(Some(folder)),
+        Source::Planned(plan) => show(plan, as_json).map(|()| None),
+    }
+}
+
+/// What `package` and its upload would do.
+fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
+    if let Some(options) = a.publish() {
+        let manifest = Manifest::read(&options.folder)?;
+        let package = package::describe(&options.folder, manifest)?;
+        publish::check(&options, &package)?;
+        let bytes: u64 = package.files.iter().map(|f| f.size_bytes).sum();
+        plan.notes.push(format!(
+            "then {} files, {bytes} bytes, go to `{}` as a {}",
+            package.files.len(),
+            options.repo,
+            if options.direct {
+                "commit"
+            } else {
+                "pull request"
+            },
+        ));
+    }
+    show(plan, a.json)
+}
+
+fn write_page(path: &Path, report: &QualityReport) -> Result<(), Error> {
+    atomic::write_bytes(path, report.html().as_bytes()).map_err(|e| Error::io(path, &e))
 }
 
 /// Whether to go ahead: not after a dry run, which only shows the plan; and only where

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use anemone_schemas::hex;
 use anemone_schemas::manifest::{FileInfo, MANIFEST_FILE};
 use sha2::{Digest, Sha256};
 
@@ -56,15 +57,6 @@ pub(crate) fn file_info(path: &Path) -> io::Result<FileInfo> {
     Ok(FileInfo {
         bytes,
         sha256: hex(&hash.finalize()),
-    })
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut out, b| {
-        let _ = write!(out, "{b:02x}");
-        out
     })
 }
 

@@ -16,7 +16,8 @@ use anemone_schemas::store::{DenseElem, Store};
 
 use super::files::{copy_range, digest_folder};
 use super::lint::first_error;
-use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
+use super::notices;
+use super::quantize::{MAGNITUDES_FILE, PARTIAL, SPEC_FILE};
 use super::recipe::Recipe;
 use super::text::open_tokenizer;
 use crate::error::Error;
@@ -193,6 +194,12 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         }
         work.finished(TOKENIZER_DIR)?;
     }
+    for file in &store.manifest().files {
+        if notices::travels(&file.name) {
+            let (from, to) = (store.dir().join(&file.name), work.path().join(&file.name));
+            fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
+        }
+    }
     recipe.write(work.path())?;
     let tokenizer = open_tokenizer(&tokenizer_dir)?;
     let provenance = &store.manifest().provenance;
@@ -204,7 +211,10 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         format: MANIFEST_VERSION,
         producer: crate::PRODUCER.to_string(),
         model: ModelInfo {
-            name: options.name.clone(),
+            name: match provenance.settings.get(PARTIAL).and_then(|v| v.as_str()) {
+                Some(layers) => format!("{} (partial: layers {layers})", options.name),
+                None => options.name.clone(),
+            },
             architecture: format!("{:?}", spec.architecture),
             hidden: spec.hidden,
             layers: spec.layers,

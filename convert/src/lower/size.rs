@@ -23,10 +23,10 @@ pub struct ChunkSize {
 }
 
 /// Memory of the program itself, its libraries and their buffers.
-const BASE_MEMORY: u64 = 12_000_000;
+const BASE_MEMORY: u64 = 5_000_000;
 /// Memory of an operation: itself, its values and decomposition, and what lint and
 /// writer keep of it. Measured; see `docs/benchmarks.md`.
-const MEMORY_PER_OPERATION: u64 = 2_000;
+const MEMORY_PER_OPERATION: u64 = 620;
 
 impl ChunkSize {
     /// Most memory that lowering, linting and writing the chunk take, in bytes; weights

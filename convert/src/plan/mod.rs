@@ -9,13 +9,15 @@ mod cost;
 mod speed;
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anemone_memguard::{Budget, human_bytes, require_disk};
+use anemone_schemas::atomic::partial_path;
 use serde::Serialize;
 
 pub use cost::{demo, eval, package, quantize, synth, target};
 
+use crate::commands::files::list;
 use crate::error::Error;
 use speed::Speed;
 
@@ -30,6 +32,8 @@ pub struct Plan {
     pub output: Option<PathBuf>,
     /// Bytes it writes in all.
     pub output_bytes: u64,
+    /// Bytes it needs beside the output while it runs.
+    pub scratch_bytes: u64,
     /// Anonymous memory at the dearest moment, bytes.
     pub peak_memory: u64,
     /// Memory that may be used now, bytes; the tightest of machine, cgroup and limits.
@@ -68,6 +72,19 @@ struct Work {
     hashed: f64,
 }
 
+impl Work {
+    fn is_none(&self) -> bool {
+        let Self {
+            products,
+            points,
+            feedback,
+            factors,
+            hashed,
+        } = self;
+        products + points + feedback + factors + hashed == 0.0
+    }
+}
+
 impl Step {
     fn new(what: impl Into<String>, bytes: u64, work: Work) -> Self {
         Self {
@@ -86,6 +103,7 @@ impl Plan {
             output: None,
             output_bytes: steps.iter().map(|s| s.bytes).sum(),
             steps,
+            scratch_bytes: 0,
             peak_memory: 0,
             available_memory: Budget::now()?.available,
             seconds: None,
@@ -93,11 +111,33 @@ impl Plan {
         })
     }
 
+    /// The plan of a download of `files` to the cache, `bytes` of which are missing.
+    ///
+    /// # Errors
+    /// If the machine's memory cannot be read.
+    pub fn download(
+        files: impl Iterator<Item = (String, u64)>,
+        cache: &Path,
+        bytes: u64,
+    ) -> Result<Self, Error> {
+        let steps = files.map(|(name, bytes)| Step::new(name, bytes, Work::default()));
+        let mut plan = Self::new("download", steps.collect())?;
+        plan.output = Some(cache.to_path_buf());
+        plan.output_bytes = bytes;
+        plan.peak_memory = 64 << 20;
+        plan.notes
+            .push("what comes after the download is planned once the files are here".into());
+        Ok(plan)
+    }
+
     /// Measures this machine and fills in the times.
     ///
     /// # Errors
     /// A failure of the measured routines.
     pub fn estimate(&mut self) -> Result<(), Error> {
+        if self.steps.iter().all(|step| step.work.is_none()) {
+            return Ok(());
+        }
         let speed = Speed::measure()?;
         for step in &mut self.steps {
             step.seconds = Some(speed.seconds(&step.work));
@@ -113,7 +153,13 @@ impl Plan {
     pub fn require(&self) -> Result<(), Error> {
         Budget::now()?.require(self.peak_memory)?;
         if let Some(output) = &self.output {
-            require_disk(output, self.output_bytes)?;
+            // What an interrupted run has written already needs no more room.
+            let there = match self.command {
+                "download" => 0,
+                _ => bytes_below(output) + bytes_below(&partial_path(output)),
+            };
+            let needed = self.output_bytes.saturating_sub(there) + self.scratch_bytes;
+            require_disk(output, needed)?;
         }
         Ok(())
     }
@@ -133,6 +179,10 @@ impl Plan {
             self.output_bytes,
             human_bytes(self.output_bytes)
         );
+        if self.scratch_bytes > 0 {
+            let scratch = human_bytes(self.scratch_bytes);
+            let _ = writeln!(out, "scratch   {scratch}, removed at the end");
+        }
         let _ = writeln!(
             out,
             "memory    {} at most, {} available",
@@ -147,6 +197,13 @@ impl Plan {
         }
         out
     }
+}
+
+/// Bytes of all files below a folder, 0 if there is none.
+fn bytes_below(folder: &Path) -> u64 {
+    let files = list(folder).unwrap_or_default();
+    let sizes = files.iter().filter_map(|f| folder.join(f).metadata().ok());
+    sizes.map(|meta| meta.len()).sum()
 }
 
 /// `35 s`, `12 min`, `3 h 20 min`.

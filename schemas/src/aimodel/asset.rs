@@ -19,6 +19,7 @@ use super::encode::{EncodeError, encode};
 use super::ir::Module;
 use super::limits::MAX_METADATA;
 use crate::atomic::{self, AtomicDir};
+use crate::hex;
 use crate::mapped::MappedFile;
 
 const PROGRAM: &str = "main.mlirb";
@@ -262,15 +263,6 @@ pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
         None => return Err(wrong("`assetVersion` is missing".into())),
     }
     serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    let mut out = String::with_capacity(2 * bytes.len());
-    for b in bytes {
-        let _ = write!(out, "{b:02x}");
-    }
-    out
 }
 
 /// Hashes and counts what passes through.
