@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic::{self, AtomicDir};
 use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::drafter::{self, DrafterCheckpoint};
 use anemone_schemas::tokenizer::TokenizerFolder;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
@@ -103,21 +104,7 @@ pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Er
     })?;
     let dir = staged.path();
     let shards = divide(like.tensors(layers));
-    let count = shards.iter().map(|s| s.tensors.len()).sum();
-    let stage = ui.stage("synth", count);
-    for shard in &shards {
-        let path = dir.join(&shard.file);
-        atomic::write_file(&path, |out| {
-            out.write_all(&header(shard))
-                .map_err(|e| Error::io(&path, &e))?;
-            for (name, shape) in &shard.tensors {
-                write_tensor(out, &path, name, shape, options.seed, stop)?;
-                stage.step(name);
-            }
-            Ok::<(), Staged>(())
-        })
-        .map_err(|Staged(e)| e)?;
-    }
+    write_shards(dir, &shards, options.seed, ui, stop)?;
     let text = |name: &str, value: &Value| {
         let path = dir.join(name);
         fs::write(&path, published::pretty(value)).map_err(|e| Error::io(&path, &e))
@@ -136,6 +123,60 @@ pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Er
         .commit()
         .map_err(|e| Error::io(&options.output, &e))?;
     Ok(Checkpoint::open(&options.output)?)
+}
+
+/// Makes the DSpark drafter published for the model, in one file as published, with
+/// tables of its own that are not those of [`run`]'s model.
+///
+/// # Errors
+/// A model without a published drafter, or an output that exists.
+pub fn run_drafter(
+    options: &SynthOptions,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<DrafterCheckpoint, Error> {
+    let like = options.like;
+    let config = like.drafter_config().ok_or_else(|| {
+        Error::usage(format!("no drafter is published for `{}`", like.repository))
+            .hint("there are some for qwen3-4b, qwen3-8b and qwen3-14b")
+    })?;
+    let staged = AtomicDir::create(&options.output)
+        .map_err(|e| Error::usage(e.to_string()).hint("choose another output folder"))?;
+    let dir = staged.path();
+    let path = dir.join("config.json");
+    fs::write(&path, published::pretty(&config)).map_err(|e| Error::io(&path, &e))?;
+    let spec = drafter::read_spec(dir)?;
+    let table = vec![spec.vocab, spec.hidden];
+    let tables = [drafter::EMBEDDING, drafter::LM_HEAD].map(|n| (n.to_owned(), table.clone()));
+    let shard = Shard {
+        file: "model.safetensors".to_owned(),
+        tensors: spec.tensors().into_iter().chain(tables).collect(),
+    };
+    write_shards(dir, &[shard], options.seed, ui, stop)?;
+    drop(DrafterCheckpoint::open(dir)?);
+    staged
+        .commit()
+        .map_err(|e| Error::io(&options.output, &e))?;
+    Ok(DrafterCheckpoint::open(&options.output)?)
+}
+
+fn write_shards(dir: &Path, shards: &[Shard], seed: u64, ui: Ui, stop: &Stop) -> Result<(), Error> {
+    let count = shards.iter().map(|s| s.tensors.len()).sum();
+    let stage = ui.stage("synth", count);
+    for shard in shards {
+        let path = dir.join(&shard.file);
+        atomic::write_file(&path, |out| {
+            out.write_all(&header(shard))
+                .map_err(|e| Error::io(&path, &e))?;
+            for (name, shape) in &shard.tensors {
+                write_tensor(out, &path, name, shape, seed, stop)?;
+                stage.step(name);
+            }
+            Ok::<(), Staged>(())
+        })
+        .map_err(|Staged(e)| e)?;
+    }
+    Ok(())
 }
 
 /// An error on its way out of [`atomic::write_file`], which adds I/O errors of its own.

@@ -104,9 +104,7 @@ fn forty_kills_change_no_byte() {
     let model = tiny();
     let (whole, store) = (at("whole"), at("store"));
     fn quantize<'a>(model: &'a str, store: &'a str) -> Vec<&'a str> {
-        let args = [
-            "--quiet", "quantize", model, "-o", store, "--tokens", "1024",
-        ];
+        let args = ["--quiet", "quantize", model, "-o", store, "--tokens", "512"];
         [&args[..], &["--window", "256", "--jobs", "2"]].concat()
     }
     let time = timed(&quantize(text(&model), text(&whole)));

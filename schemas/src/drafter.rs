@@ -164,6 +164,14 @@ pub fn layer_tensor(layer: usize, part: &str) -> String {
     format!("layers.{layer}.{part}.weight")
 }
 
+/// The spec of a folder by its `config.json` alone.
+///
+/// # Errors
+/// A config that is absent, malformed, or of a drafter we do not compute.
+pub fn read_spec(dir: &Path) -> Result<DrafterSpec, Error> {
+    config::read(dir)
+}
+
 /// An open, fully checked drafter folder.
 #[derive(Debug)]
 pub struct DrafterCheckpoint {

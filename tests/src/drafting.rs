@@ -1,12 +1,18 @@
 //! What the PyTorch reference of a drafter says, as `reference/make_drafter_references.py`
 //! wrote it to `data/references`, and how a runtime's guesses are held against it.
 
+use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use anemone_calib::{Teacher, Weights};
-use anemone_runtime::engine::Guess;
+use anemone_runtime::Tensor;
+use anemone_runtime::engine::{Draft, DrafterProgram, Guess, ProgramDrafter};
+use anemone_schemas::aimodel::ir::Elem;
+use anemone_schemas::manifest::{Drafter, Manifest};
 use half::f16;
 
+use crate::oracle::{self, Call, Outputs, Tensor as Apple};
 use crate::reference::{Reference, check_inputs};
 
 /// A walk through the model's own texts.
@@ -181,4 +187,206 @@ impl Agreement {
         self.kept
             .map(|[sum, cycles]| sum as f64 / cycles.max(1) as f64)
     }
+}
+
+/// Gives a drafter rows `from..to` of a text's taps, as calls of at most `width` rows
+/// whose other rows are garbage.
+///
+/// # Panics
+/// If the drafter refuses them.
+pub fn extend(
+    drafter: &mut ProgramDrafter,
+    taps: &[Vec<f16>],
+    from: usize,
+    to: usize,
+    width: usize,
+) {
+    let layers = drafter.info().taps.clone();
+    let d = drafter.info().embedding.shape[1];
+    for start in (from..to).step_by(width / 2) {
+        let end = to.min(start + width / 2);
+        // The rows lie in the middle of the call.
+        let first = width / 4;
+        let tensors: Vec<(usize, Tensor)> = layers
+            .iter()
+            .zip(taps)
+            .map(|(&layer, rows)| {
+                let mut values = vec![f16::from_f32(1e4); width * d];
+                values[first * d..(first + end - start) * d]
+                    .copy_from_slice(&rows[start * d..end * d]);
+                (layer, Tensor::new(&[1, width, 1, d], values).unwrap())
+            })
+            .collect();
+        let rows: Vec<_> = (start..end).map(|p| (first + p - start, p)).collect();
+        drafter.extend(&tensors, &rows).unwrap();
+    }
+}
+
+/// Our runtime along a walk, with the taps of each text.
+///
+/// # Panics
+/// If a draft fails, or differs by more than f16 explains.
+pub fn ours(folder: &Path, walk: &Walk, taps: &[Vec<Vec<f16>>]) -> Agreement {
+    let program = DrafterProgram::open(folder, 2).unwrap().expect("a drafter");
+    let mut found = Agreement::default();
+    for (text, ids) in walk.texts.iter().enumerate() {
+        let mut drafter = ProgramDrafter::new(&program);
+        for cycle in walk.cycles_of(text) {
+            let known = drafter.len();
+            extend(&mut drafter, &taps[text], known, cycle.anchor, 64);
+            let guesses = drafter.propose(&ids[..=cycle.anchor], 64).unwrap();
+            found.add(walk, cycle, &guesses);
+        }
+    }
+    found
+}
+
+/// Inputs of a call, made from the manifest alone.
+struct Inputs<'a> {
+    info: &'a Drafter,
+    embedding: Vec<u8>,
+    hidden: usize,
+}
+
+impl Inputs<'_> {
+    fn rope(&self, first: usize, n: usize) -> [Apple; 2] {
+        let half = self.info.rope.inv_freq.len();
+        let angle = |i: usize| {
+            (first + i / (2 * half)) as f32 * self.info.rope.inv_freq[i % (2 * half) % half]
+        };
+        let table = |f: fn(f32) -> f32| {
+            let values: Vec<f32> = (0..n * 2 * half).map(|i| f(angle(i))).collect();
+            Apple::f32(&[n, 2 * half], &values)
+        };
+        [table(f32::cos), table(f32::sin)]
+    }
+
+    /// A call with these rows of a text, then nothing or a draft after them.
+    fn call(
+        &self,
+        text: &[u32],
+        taps: &[Vec<f16>],
+        rows: Range<usize>,
+        context: usize,
+        drafts: bool,
+    ) -> Call {
+        let Range {
+            start: from,
+            end: to,
+        } = rows;
+        let (d, n) = (
+            self.hidden,
+            if drafts {
+                self.info.rows
+            } else {
+                self.info.prefill_rows
+            },
+        );
+        let name = if drafts { "draft" } else { "extend" };
+        let mut call = Call::new(&format!("{name}_{context}"));
+        for (layer, rows) in self.info.taps.iter().zip(taps) {
+            let mut values: Vec<f32> = rows[from * d..to * d].iter().map(|v| v.to_f32()).collect();
+            values.resize(n * d, 77.0);
+            call = call.input(&format!("tap_{layer}"), Apple::f16(&[1, n, 1, d], &values));
+        }
+        let [cos, sin] = self.rope(from, n);
+        call = call
+            .input("context_cos", cos)
+            .input("context_sin", sin)
+            .input("in_step", Apple::i32(&[1], &[from as i32]));
+        if !drafts {
+            return call;
+        }
+        let block = self.info.block;
+        let mut bytes = Vec::new();
+        for row in 0..block {
+            let id = if row == 0 {
+                text[to]
+            } else {
+                self.info.mask_id
+            } as usize;
+            bytes.extend_from_slice(&self.embedding[id * d * 2..(id + 1) * d * 2]);
+        }
+        let embedded = Apple {
+            dtype: Elem::F16,
+            shape: vec![1, block, 1, d],
+            bytes,
+        };
+        let slots = context + self.info.spare_slots;
+        let mask: Vec<f32> = (0..slots)
+            .map(|s| if s < to { 0.0 } else { -40_000.0 })
+            .collect();
+        let [cos, sin] = self.rope(to, block);
+        call.input("block_input", embedded)
+            .input("block_cos", cos)
+            .input("block_sin", sin)
+            .input("context_mask", Apple::f32(&[1, 1, 1, slots], &mask))
+            .input("anchor", Apple::i32(&[1], &[text[to] as i32]))
+    }
+}
+
+fn guesses(outputs: &Outputs) -> Vec<Guess> {
+    let words = outputs.get("out_ids").bytes.as_chunks::<4>().0;
+    let ids: Vec<u32> = words.iter().map(|&b| u32::from_le_bytes(b)).collect();
+    let p = outputs.get("out_probabilities").to_f32();
+    let confidences = outputs.get("out_confidences").to_f32();
+    let guess = |(j, ids): (usize, &[u32])| Guess {
+        id: ids[0],
+        probability: p[3 * j],
+        others: [(ids[1], p[3 * j + 1]), (ids[2], p[3 * j + 2])],
+        confidence: confidences[j],
+    };
+    ids.chunks_exact(3).enumerate().map(guess).collect()
+}
+
+/// Apple's runtime along a walk: all texts in one run of the loader, each from states of
+/// zeros and at the context its end needs.
+///
+/// # Panics
+/// If the loader refuses the program, or a draft differs by more than f16 explains.
+pub fn apples(folder: &Path, walk: &Walk, taps: &[Vec<Vec<f16>>]) -> Agreement {
+    let manifest = Manifest::read(folder).unwrap();
+    let info = manifest.drafter.as_ref().expect("a drafter");
+    let inputs = Inputs {
+        info,
+        embedding: fs::read(folder.join(&info.embedding.path)).unwrap(),
+        hidden: manifest.model.hidden,
+    };
+    let (mut calls, mut drafts) = (Vec::new(), Vec::new());
+    for (text, ids) in walk.texts.iter().enumerate() {
+        let longest = walk.cycles_of(text).map(|c| c.anchor).max().unwrap_or(0);
+        let context = info
+            .contexts
+            .iter()
+            .copied()
+            .find(|&c| c >= longest)
+            .unwrap();
+        if walk.cycles_of(text).next().is_none() {
+            continue;
+        }
+        let (first, mut known) = (calls.len(), 0);
+        for cycle in walk.cycles_of(text) {
+            while cycle.anchor - known > info.rows {
+                let to = cycle.anchor.min(known + info.prefill_rows);
+                calls.push(inputs.call(ids, &taps[text], known..to, context, false));
+                known = to;
+            }
+            drafts.push((calls.len(), cycle));
+            calls.push(inputs.call(ids, &taps[text], known..cycle.anchor, context, true));
+            known = cycle.anchor;
+        }
+        let slots = context + info.spare_slots;
+        let shape = [info.layers, 1, info.kv_heads, slots, info.head_dim];
+        for state in ["key_cache", "value_cache"] {
+            let zeros = Apple::zeros(Elem::F16, &shape);
+            calls[first].states.push((state.into(), zeros));
+        }
+    }
+    let report = oracle::report(&folder.join(&info.path), &calls).unwrap();
+    assert_eq!(report.compatibility.as_deref(), Some("27.0"));
+    let mut found = Agreement::default();
+    for (at, cycle) in drafts {
+        found.add(walk, cycle, &guesses(&report.calls[at]));
+    }
+    found
 }

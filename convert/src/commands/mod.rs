@@ -1,5 +1,7 @@
 //! One module per command; each takes plain options and returns what it made.
 
+pub mod ablate;
+mod affine;
 mod card;
 pub mod demo;
 pub mod doctor;
@@ -15,11 +17,7 @@ pub mod quantize;
 mod recipe;
 pub mod target;
 pub mod text;
+pub mod tune;
 pub mod verify;
 
-/// Whether a checkpoint's file of this name must be kept with the model: licences and
-/// notices.
-#[cfg(feature = "hub")]
-pub(crate) fn travels_with_model(name: &str) -> bool {
-    notices::travels(name)
-}
+pub(crate) use notices::travels as travels_with_model;

@@ -1,10 +1,10 @@
 //! `quantize`: checkpoint and calibration text in, quantized store out.
 //!
-//! The teacher runs layer by layer over all calibration windows at once, so only one
-//! layer's weights are in memory. Its activations at the four places where a layer
-//! reads an input become statistics, the statistics quantize the layer's seven
-//! matrices, and the teacher's own (unquantized) hidden states go on to the next
-//! layer. The output layer follows with the statistics of the final norm.
+//! The teacher runs over the calibration windows, forward and, if the method asks for it,
+//! backward (`statistics`). What it sees at the four places where a layer reads an input
+//! becomes statistics, and the statistics quantize the layer's seven matrices. Everything is
+//! measured on the unquantized model, so no matrix depends on another. Several stores may be
+//! made at once: they share the passes.
 //!
 //! Every matrix has a key: the hash of all that determines its bytes. A matrix found
 //! in the store under its key is not computed again, so an interrupted run goes on
@@ -14,25 +14,37 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anemone_calib::{Corpus, Hidden, Stats, StatsBuilder, Teacher, Weights};
-use anemone_schemas::checkpoint::Checkpoint;
-use anemone_schemas::exit::Exit;
+use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher, Weights};
+use anemone_schemas::checkpoint::{self, Checkpoint};
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
-use anemone_schemas::store::{DenseElem, Key, Provenance, Store, StoreWriter};
-use half::f16;
-use serde_json::{Map, Value};
+use anemone_schemas::store::{Provenance, Store, StoreWriter};
+use serde_json::Value;
 
 use super::notices;
 use super::text::{self, Budget};
 use crate::error::Error;
-use crate::quantize::{CODE_VERSION, Calibration, Matrix, Method, Quantizer, Settings};
+use crate::quantize::{Method, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
+mod recipe;
+mod statistics;
+mod work;
+
+use recipe::bits_of;
+pub use recipe::{BitsRule, Recipe};
+use statistics::{Scratch, SiteStats, scratch_dir};
+use work::{Context, Work, put_f16};
+
 /// File of the store with the largest magnitude at the input of each norm.
 pub(super) const MAGNITUDES_FILE: &str = "norm_magnitudes.json";
+/// File of the store by which its calibration text is known again.
+pub(crate) const CALIBRATION_FILE: &str = "calibration_text.json";
 /// File of the store that holds the model's spec.
 pub(super) const SPEC_FILE: &str = "model_spec.json";
+
+/// Setting of a store that holds only some layers, and so of no use but for trials.
+pub(super) const PARTIAL: &str = "layers";
 
 /// What to quantize and how.
 #[derive(Clone, Debug)]
@@ -43,8 +55,12 @@ pub struct QuantizeOptions {
     pub output: PathBuf,
     /// How codes and tables are chosen.
     pub method: Method,
+    /// Whether inputs count by the gradient of the loss; see [`Recipe::guided`].
+    pub guided: bool,
     /// Bits per weight.
     pub bits: u8,
+    /// Exceptions to `bits`.
+    pub rules: Vec<BitsRule>,
     /// Calibration text; empty for the built-in one.
     pub calibration: Vec<PathBuf>,
     /// At most this many calibration tokens.
@@ -53,6 +69,33 @@ pub struct QuantizeOptions {
     pub window: usize,
     /// Worker threads; the result does not depend on them.
     pub jobs: usize,
+    /// Only the first so many layers, for a trial.
+    pub layers: Option<usize>,
+}
+
+impl QuantizeOptions {
+    /// The checkpoint, cut off after [`Self::layers`].
+    pub(crate) fn open(&self) -> Result<Checkpoint, Error> {
+        let checkpoint = Checkpoint::open(&self.model)?;
+        Ok(match self.layers {
+            Some(layers) => checkpoint.first_layers(layers)?,
+            None => checkpoint,
+        })
+    }
+
+    /// Bits per weight of a matrix.
+    pub(crate) fn bits_of(&self, name: &str) -> u8 {
+        bits_of(&self.rules, self.bits, name)
+    }
+
+    /// Which layers a trial has, such as `0..2 of 36`.
+    fn partial(&self) -> Result<Option<Value>, Error> {
+        let Some(layers) = self.layers else {
+            return Ok(None);
+        };
+        let all = checkpoint::read_spec(&self.model)?.layers;
+        Ok(Some(format!("0..{layers} of {all}").into()))
+    }
 }
 
 /// Runs the command.
@@ -61,70 +104,106 @@ pub struct QuantizeOptions {
 /// Bad input, no calibration text, or an interruption (exit code 130): the store then
 /// holds every finished matrix and the same command goes on.
 pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
-    refuse_foreign_output(&options.model, &options.output)?;
-    let spec = checkpoint.spec();
-    let corpus = text::calibration(
-        &text::open_tokenizer(&options.model)?,
-        &options.calibration,
-        Budget {
-            tokens: options.tokens,
-            window: options.window.min(spec.max_position),
+    let recipe = Recipe {
+        output: options.output.clone(),
+        method: options.method,
+        guided: options.guided,
+        settings: Settings {
+            bits: options.bits,
+            ..Settings::default()
         },
-    )?;
-    let settings = Settings {
-        bits: options.bits,
-        ..Settings::default()
+        rules: options.rules.clone(),
+        head: true,
     };
-    ui.note(&format!(
-        "quantizing the {} layers of `{}` with {}, {} calibration tokens",
-        spec.layers,
-        options.model.display(),
-        options.method.name(),
-        corpus.tokens(),
-    ));
-    let provenance = Provenance {
-        source_fingerprint: checkpoint.fingerprint(),
-        method: options.method.name().to_string(),
-        settings: recorded(&settings, &corpus)?,
-        calibration: Some(corpus.fingerprint()),
-        tool: crate::PRODUCER.to_string(),
-    };
-    if let Ok(store) = Store::open(&options.output)
-        && store.manifest().provenance == provenance
-    {
-        ui.note("the store is complete already");
-        return Ok(store);
-    }
-    let mut job = Job {
-        options,
-        checkpoint: &checkpoint,
-        spec,
-        quantizer: Quantizer::new(settings, options.jobs)?,
-        seed: serde_json::to_string(&provenance).map_err(|e| Error::unexpected(&e))?,
-        writer: StoreWriter::create_or_resume(&options.output, provenance)?,
-        magnitudes: BTreeMap::new(),
-        stage: ui.stage("quantize", spec.layers * Linear::ALL.len() + 1),
-        ui,
-        stop,
-    };
-    job.matrices(corpus.windows())?;
-    job.dense()?;
-    job.copies()?;
-    checkpoint.unchanged()?;
-    Ok(job.writer.finish()?)
+    let mut stores = run_all(options, &[recipe], ui, stop)?;
+    Ok(stores.remove(0))
 }
 
-/// All settings that change the result, for the store's provenance.
-fn recorded(settings: &Settings, corpus: &Corpus) -> Result<Map<String, Value>, Error> {
-    let mut map = match serde_json::to_value(settings) {
-        Ok(Value::Object(map)) => map,
-        Ok(_) => Map::new(),
-        Err(e) => return Err(Error::unexpected(&e)),
+/// Makes a store of each recipe; of `options`, model, text and threads count. The
+/// stores are what [`run`] would make one by one.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_all(
+    options: &QuantizeOptions,
+    recipes: &[Recipe],
+    ui: Ui,
+    stop: &Stop,
+) -> Result<Vec<Store>, Error> {
+    let checkpoint = options.open()?;
+    let spec = checkpoint.spec();
+    let tokenizer = text::open_tokenizer(&options.model)?;
+    let window = options.window.min(spec.max_position);
+    let budget = Budget {
+        tokens: options.tokens,
+        window,
     };
-    map.insert("calibration_tokens".into(), corpus.tokens().into());
-    map.insert("code_version".into(), CODE_VERSION.into());
-    Ok(map)
+    for recipe in recipes {
+        refuse_foreign_output(&options.model, &recipe.output)?;
+    }
+    let corpus = text::calibration(&tokenizer, &options.calibration, budget)?;
+    let mut stores = Vec::new();
+    let mut works = Vec::new();
+    for recipe in recipes {
+        let mut settings = recipe.recorded(&corpus, window)?;
+        if let Some(partial) = options.partial()? {
+            settings.insert(PARTIAL.into(), partial);
+        }
+        let provenance = Provenance {
+            source_fingerprint: checkpoint.fingerprint(),
+            method: recipe.method.name().to_string(),
+            settings,
+            calibration: Some(corpus.fingerprint()),
+            tool: crate::PRODUCER.to_string(),
+        };
+        if let Ok(store) = Store::open(&recipe.output)
+            && store.manifest().provenance == provenance
+        {
+            ui.note(&format!(
+                "`{}` is complete already",
+                recipe.output.display()
+            ));
+            stores.push(Some(store));
+        } else {
+            stores.push(None);
+            works.push(Work {
+                recipe,
+                seed: serde_json::to_string(&provenance).map_err(|e| Error::unexpected(&e))?,
+                writer: StoreWriter::create_or_resume(&recipe.output, provenance)?,
+                quantizers: BTreeMap::new(),
+            });
+        }
+    }
+    if !works.is_empty() {
+        ui.note(&format!(
+            "quantizing the {} layers of `{}`, {} calibration tokens",
+            spec.layers,
+            options.model.display(),
+            corpus.tokens(),
+        ));
+        let steps = (spec.layers * Linear::ALL.len() + 1) * works.len();
+        let mut job = Job {
+            options,
+            checkpoint: &checkpoint,
+            spec,
+            valid: tokenizer.size(),
+            works,
+            magnitudes: BTreeMap::new(),
+            stage: ui.stage("quantize", steps),
+            ui,
+            stop,
+        };
+        job.matrices(corpus.windows())?;
+        job.dense()?;
+        job.copies(&corpus)?;
+        checkpoint.unchanged()?;
+        let mut made = job.works.into_iter();
+        for store in stores.iter_mut().filter(|s| s.is_none()) {
+            let work = made.next().expect("a work for each store to be made");
+            *store = Some(work.writer.finish()?);
+        }
+    }
+    Ok(stores.into_iter().flatten().collect())
 }
 
 /// Refuses an output inside the input, and a folder that is neither empty nor ours.
@@ -157,10 +236,9 @@ struct Job<'a> {
     options: &'a QuantizeOptions,
     checkpoint: &'a Checkpoint,
     spec: &'a ModelSpec,
-    quantizer: Quantizer,
-    /// The provenance as text: part of every key.
-    seed: String,
-    writer: StoreWriter,
+    /// Ids the tokenizer knows.
+    valid: usize,
+    works: Vec<Work<'a>>,
     /// Largest magnitude at the input of each norm, by the name of its weight.
     magnitudes: BTreeMap<String, f32>,
     stage: Stage,
@@ -169,66 +247,79 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn key(&self, name: &str) -> Key {
-        Key::of([b"lut".as_slice(), self.seed.as_bytes(), name.as_bytes()])
-    }
-
-    /// All matrices, layer by layer, then the output layer.
+    /// All matrices of all stores.
     fn matrices(&mut self, windows: &[Vec<u32>]) -> Result<(), Error> {
         let teacher = Teacher::new(self.checkpoint);
         let mut hidden = teacher.embed(windows)?;
+        let backward = self.works.iter().any(|w| w.recipe.needs_gradients());
+        let scratch = match self.works.first() {
+            Some(work) if backward => {
+                Some(Scratch::create(scratch_dir(&work.recipe.output), &hidden)?)
+            }
+            _ => None,
+        };
         for layer in 0..self.spec.layers {
             self.stop.check()?;
-            let missing = self.missing(layer)?;
-            let stats = self.layer_stats(&teacher, layer, &mut hidden, !missing.is_empty())?;
-            for (site, stats) in &stats {
-                let linears: Vec<Linear> = missing
-                    .iter()
-                    .copied()
-                    .filter(|l| l.site() == *site)
-                    .collect();
-                let names: Vec<String> = linears.iter().map(|l| l.tensor(layer)).collect();
-                self.site(stats, &names)?;
+            if let Some(scratch) = &scratch {
+                scratch.put(layer, &hidden)?;
             }
+            let wanted = scratch.is_none() && self.lacks(&layer_names(layer))?;
+            let stats = self.forward(&teacher, layer, &mut hidden, wanted)?;
+            self.sites(&stats)?;
         }
         let last = hidden.0.iter().flatten();
         let last = last.fold(0.0f32, |max, x| max.max(x.abs()));
         self.magnitudes.insert(FINAL_NORM.to_string(), last);
-        if self.writer.has_lut(LM_HEAD, &self.key(LM_HEAD))? {
-            self.stage.step(LM_HEAD);
-            return Ok(());
-        }
-        let mut builder = StatsBuilder::new(Site::HeadIn, self.spec.hidden);
-        for rows in &teacher.final_norm(&hidden)?.0 {
-            builder.add(rows)?;
-        }
-        self.site(&builder.finish()?, &[LM_HEAD.to_string()])
-    }
 
-    /// The matrices of a layer that are not in the store yet.
-    fn missing(&mut self, layer: usize) -> Result<Vec<Linear>, Error> {
-        let mut missing = Vec::new();
-        for linear in Linear::ALL {
-            let name = linear.tensor(layer);
-            let key = self.key(&name);
-            if self.writer.has_lut(&name, &key)? {
-                self.stage.step(&name);
-            } else {
-                missing.push(linear);
+        let head = vec![LM_HEAD.to_string()];
+        let wanted = self.lacks(&head)?;
+        let Some(scratch) = scratch else {
+            if wanted {
+                let mut builder = StatsBuilder::new(Site::HeadIn, self.spec.hidden);
+                for rows in &teacher.final_norm(&hidden)?.0 {
+                    builder.add(rows)?;
+                }
+                self.sites(&[(head, SiteStats::plain(builder.finish()?))])?;
+            }
+            return Ok(());
+        };
+        let (stats, mut gradient) =
+            statistics::head(&teacher, &hidden, self.valid, LM_HEAD, wanted)?;
+        drop(hidden);
+        if let Some(stats) = stats {
+            self.sites(&[(head, stats)])?;
+        }
+        for layer in (0..self.spec.layers).rev() {
+            self.stop.check()?;
+            let input = scratch.take(layer)?;
+            let wanted = self.lacks(&layer_names(layer))?;
+            let stats = statistics::layer_backward(&teacher, layer, &input, &mut gradient, wanted)?;
+            for stats in stats {
+                let names = stats.outputs.iter().map(|o| o.0.clone()).collect();
+                self.sites(&[(names, stats)])?;
             }
         }
-        Ok(missing)
+        Ok(())
+    }
+
+    /// Whether a store lacks one of the matrices.
+    fn lacks(&mut self, names: &[String]) -> Result<bool, Error> {
+        let mut lacks = false;
+        for work in &mut self.works {
+            lacks |= !work.missing(names)?.is_empty();
+        }
+        Ok(lacks)
     }
 
     /// Takes `hidden` through `layer`; notes the largest inputs of its norms and, if
     /// `wanted`, gathers the statistics of its linears' inputs.
-    fn layer_stats(
+    fn forward(
         &mut self,
         teacher: &Teacher<'_>,
         layer: usize,
         hidden: &mut Hidden,
         wanted: bool,
-    ) -> Result<BTreeMap<Site, Stats>, Error> {
+    ) -> Result<Vec<(Vec<String>, SiteStats)>, Error> {
         let mut builders: BTreeMap<Site, StatsBuilder> = BTreeMap::new();
         let mut failed = None;
         let spec = self.spec;
@@ -250,46 +341,28 @@ impl Job<'_> {
         if let Some(e) = failed {
             return Err(e.into());
         }
-        let stats = builders
-            .into_iter()
-            .map(|(site, b)| Ok((site, b.finish()?)));
+        let stats = builders.into_iter().map(|(site, b)| {
+            let readers = Linear::ALL.into_iter().filter(|l| l.site() == site);
+            let names = readers.map(|l| l.tensor(layer)).collect();
+            Ok((names, SiteStats::plain(b.finish()?)))
+        });
         stats.collect()
     }
 
-    /// Quantizes the matrices that read from one site and puts them into the store.
-    fn site(&mut self, stats: &Stats, names: &[String]) -> Result<(), Error> {
-        let Some(first) = names.first() else {
-            return Ok(());
+    /// Quantizes the named matrices in all stores that lack them.
+    fn sites(&mut self, sites: &[(Vec<String>, SiteStats)]) -> Result<(), Error> {
+        let context = Context {
+            checkpoint: self.checkpoint,
+            jobs: self.options.jobs,
+            stage: &self.stage,
+            ui: self.ui,
+            stop: self.stop,
         };
-        let calibration = Calibration {
-            name: first,
-            cols: stats.cols,
-            hessian: &stats.hessian,
-            sumsq: &stats.sumsq,
-            rows: stats.rows,
-        };
-        let prepared = self.quantizer.prepare(calibration, self.options.method)?;
-        for name in names {
-            self.stop.check()?;
-            let (shape, data) = self.checkpoint.load(name)?;
-            let [rows, cols] = shape[..] else {
-                return Err(Error::bad_input(format!(
-                    "`{name}` is no matrix: {shape:?}"
-                )));
-            };
-            let matrix = Matrix {
-                name,
-                rows,
-                cols,
-                data: &data,
-            };
-            let (lut, report) = self.quantizer.quantize(matrix, &prepared, None)?;
-            if let Some(why) = &report.fallback {
-                self.ui
-                    .note(&format!("`{name}`: {why}; used {}", report.method));
+        for (names, stats) in sites {
+            for work in &mut self.works {
+                let missing = work.missing(names)?;
+                work.site(stats, &missing, &context)?;
             }
-            self.writer.put_lut(name, &self.key(name), &lut, report)?;
-            self.stage.step(name);
         }
         Ok(())
     }
@@ -299,77 +372,49 @@ impl Job<'_> {
         let spec = self.spec;
         let mut names = vec![(FINAL_NORM.to_string(), vec![spec.hidden])];
         for layer in 0..spec.layers {
-            names.extend(Norm::ALL.map(|n| (n.tensor(layer), vec![n.width(spec)])));
+            let norms = spec.architecture.norms().iter();
+            names.extend(norms.map(|n| (n.tensor(layer), vec![n.width(spec)])));
         }
         names.push((EMBEDDING.to_string(), vec![spec.vocab, spec.hidden]));
-        for (name, shape) in names {
-            self.stop.check()?;
-            let key = Key::of([b"f16".as_slice(), self.seed.as_bytes(), name.as_bytes()]);
-            if self.writer.has_dense(&name, &key)? {
-                continue;
-            }
-            let rows = shape[0] as u32;
-            let mut failed = None;
-            let put = self
-                .writer
-                .put_dense(&name, &key, DenseElem::F16, &shape, |out| {
-                    for first in (0..rows).step_by(1024) {
-                        let rows: Vec<u32> = (first..rows.min(first + 1024)).collect();
-                        match to_f16(self.checkpoint, &name, &rows) {
-                            Ok(bytes) => out.write_all(&bytes)?,
-                            Err(e) => {
-                                let message = e.message.clone();
-                                failed = Some(e);
-                                return Err(std::io::Error::other(message));
-                            }
-                        }
-                    }
-                    Ok(())
-                });
-            match failed {
-                Some(e) => return Err(e),
-                None => put?,
+        for work in &mut self.works {
+            for (name, shape) in &names {
+                self.stop.check()?;
+                put_f16(work, self.checkpoint, name, shape)?;
             }
         }
         Ok(())
     }
 
-    /// The model's spec and its tokenizer.
-    fn copies(&mut self) -> Result<(), Error> {
-        let mut spec =
-            serde_json::to_string_pretty(self.spec).map_err(|e| Error::unexpected(&e))?;
-        spec.push('\n');
-        self.writer.put_file(SPEC_FILE, spec.as_bytes())?;
-        let mut magnitudes =
-            serde_json::to_string_pretty(&self.magnitudes).map_err(|e| Error::unexpected(&e))?;
-        magnitudes.push('\n');
-        self.writer
-            .put_file(MAGNITUDES_FILE, magnitudes.as_bytes())?;
-        for (name, bytes) in notices::collect(&self.options.model)? {
-            self.writer.put_file(&name, &bytes)?;
-        }
+    /// The model's spec, its tokenizer, licence and notices, and what was noted of the
+    /// calibration.
+    fn copies(&mut self, corpus: &Corpus) -> Result<(), Error> {
+        let mut files = vec![
+            (SPEC_FILE.to_owned(), json(self.spec)?),
+            (MAGNITUDES_FILE.to_owned(), json(&self.magnitudes)?),
+            (CALIBRATION_FILE.to_owned(), json(&corpus.shingles())?),
+        ];
+        files.extend(notices::collect(&self.options.model)?);
         for name in text::open_tokenizer(&self.options.model)?.files() {
             let path = self.options.model.join(name);
             let bytes = fs::read(&path).map_err(|e| Error::io(&path, &e))?;
-            self.writer.put_file(name, &bytes)?;
+            files.push(((*name).to_owned(), bytes));
+        }
+        for work in &mut self.works {
+            for (name, bytes) in &files {
+                work.writer.put_file(name, bytes)?;
+            }
         }
         Ok(())
     }
 }
 
-/// Rows of a tensor as little-endian fp16; what fp16 cannot hold is refused.
-fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, Error> {
-    let values = checkpoint.read_rows_f32(name, rows)?;
-    let mut bytes = Vec::with_capacity(values.len() * 2);
-    for v in values {
-        let h = f16::from_f32(v);
-        if h.is_infinite() {
-            return Err(Error::new(
-                Exit::Numerical,
-                format!("`{name}` holds {v}, which fp16 cannot"),
-            ));
-        }
-        bytes.extend_from_slice(&h.to_le_bytes());
-    }
+/// The names of a layer's matrices.
+fn layer_names(layer: usize) -> [String; 7] {
+    Linear::ALL.map(|linear| linear.tensor(layer))
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, Error> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| Error::unexpected(&e))?;
+    bytes.push(b'\n');
     Ok(bytes)
 }

@@ -17,7 +17,7 @@ use anemone_schemas::store::{DenseElem, Store};
 use super::files::{copy_range, digest_folder};
 use super::lint::first_error;
 use super::notices;
-use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
+use super::quantize::{MAGNITUDES_FILE, PARTIAL, SPEC_FILE};
 use super::recipe::Recipe;
 use super::text::open_tokenizer;
 use crate::error::Error;
@@ -211,7 +211,10 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         format: MANIFEST_VERSION,
         producer: crate::PRODUCER.to_string(),
         model: ModelInfo {
-            name: options.name.clone(),
+            name: match provenance.settings.get(PARTIAL).and_then(|v| v.as_str()) {
+                Some(layers) => format!("{} (partial: layers {layers})", options.name),
+                None => options.name.clone(),
+            },
             architecture: format!("{:?}", spec.architecture),
             hidden: spec.hidden,
             layers: spec.layers,

@@ -40,7 +40,7 @@ pub use generate::{Finish, Generated};
 pub use inputs::Row;
 pub use lookup::Lookup;
 pub use session::{Answer, Options, Session};
-pub use speculate::{Depth, Statistics, Switch};
+pub use speculate::{Depth, Statistics, Switch, check_drafts};
 
 use inputs::Buffers;
 

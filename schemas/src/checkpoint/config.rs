@@ -1,7 +1,7 @@
 //! `config.json` and `generation_config.json` to a [`ModelSpec`].
 //!
-//! Every key that `Qwen3ForCausalLM` of transformers reads is either taken over or
-//! must have the one value we compute; anything else would be a silently different
+//! Every key that `Qwen3ForCausalLM` or `LlamaForCausalLM` of transformers reads is either
+//! taken over or must have the one value we compute; anything else would be a silently different
 //! model. Keys it does not read (training settings, versions, tool notes) cannot
 //! change it and are not looked at.
 
@@ -28,14 +28,12 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         parent: "",
         map: &map,
     };
-    config.only("model_type", "qwen3", "`qwen3`")?;
-    if let Some(classes) = config.get("architectures")
-        && *classes != serde_json::json!(["Qwen3ForCausalLM"])
-    {
-        return Err(config.unsupported("architectures", classes, "`[\"Qwen3ForCausalLM\"]`"));
-    }
+    let architecture = read_architecture(&config)?;
     config.only_if_present("hidden_act", &"silu".into(), "`silu`")?;
     config.only_if_present("attention_bias", &false.into(), "`false`")?;
+    if architecture == Architecture::Llama {
+        config.only_if_present("mlp_bias", &false.into(), "`false`")?;
+    }
     config.only_if_present("use_sliding_window", &false.into(), "`false`")?;
     if let Some(types) = config.get("layer_types") {
         let full = types
@@ -62,7 +60,16 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         let expected = format!("a divisor of `num_attention_heads` = {heads}");
         return Err(config.bad("num_key_value_heads", &kv_heads.into(), expected));
     }
-    let head_dim = config.dimension("head_dim")?;
+    let hidden = config.dimension("hidden_size")?;
+    let head_dim = if architecture == Architecture::Llama && config.get("head_dim").is_none() {
+        if !hidden.is_multiple_of(heads) {
+            let expected = format!("a divisor of `hidden_size` = {hidden} if `head_dim` is absent");
+            return Err(config.bad("num_attention_heads", &heads.into(), expected));
+        }
+        hidden / heads
+    } else {
+        config.dimension("head_dim")?
+    };
     if head_dim % 2 != 0 {
         return Err(config.bad("head_dim", &head_dim.into(), "an even number"));
     }
@@ -75,8 +82,8 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         }
     }
     Ok(ModelSpec {
-        architecture: Architecture::Qwen3,
-        hidden: config.dimension("hidden_size")?,
+        architecture,
+        hidden,
         layers: config.count("num_hidden_layers", 1, 10_000)?,
         heads,
         kv_heads,
@@ -90,6 +97,30 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         bos: config.ids("bos_token_id", vocab)?.first().copied(),
         eos,
     })
+}
+
+/// `model_type`, which must agree with `architectures` if that is there.
+fn read_architecture(config: &Object<'_>) -> Result<Architecture, Error> {
+    let found = config.require("model_type")?;
+    let (architecture, class, supported) = match found.as_str() {
+        Some("qwen3") => (
+            Architecture::Qwen3,
+            "Qwen3ForCausalLM",
+            "`[\"Qwen3ForCausalLM\"]`",
+        ),
+        Some("llama") => (
+            Architecture::Llama,
+            "LlamaForCausalLM",
+            "`[\"LlamaForCausalLM\"]`",
+        ),
+        _ => return Err(config.unsupported("model_type", found, "`qwen3` and `llama`")),
+    };
+    match config.get("architectures") {
+        Some(classes) if *classes != serde_json::json!([class]) => {
+            Err(config.unsupported("architectures", classes, supported))
+        }
+        _ => Ok(architecture),
+    }
 }
 
 fn generation_eos(dir: &Path, vocab: usize) -> Result<Vec<u32>, Error> {
@@ -339,15 +370,6 @@ impl<'a> Object<'a> {
                     .ok_or_else(|| self.bad(key, value, format!("token ids below {vocab}")))
             })
             .collect()
-    }
-
-    fn only(&self, key: &str, value: &str, supported: &'static str) -> Result<(), Error> {
-        let found = self.require(key)?;
-        if found == value {
-            Ok(())
-        } else {
-            Err(self.unsupported(key, found, supported))
-        }
     }
 
     pub(crate) fn only_if_present(

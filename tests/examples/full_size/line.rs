@@ -49,11 +49,14 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
         model: checkpoint.clone(),
         output: store.clone(),
         method: Method::KMeans,
+        guided: false,
         bits: 4,
+        rules: Vec::new(),
         calibration: Vec::new(),
         tokens: 256,
         window: 128,
         jobs: 2,
+        layers: None,
     };
     quantize::run(&options, Ui::Quiet, &stop)?;
     println!("quantize --method kmeans: {}", step.end());

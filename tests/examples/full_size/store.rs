@@ -6,7 +6,7 @@ use std::path::Path;
 use anemone_convert::error::Error;
 use anemone_convert::lower::ChunkPlan;
 use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutMatrix, LutShape};
-use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm};
+use anemone_schemas::spec::{Architecture, FINAL_NORM, LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::{DenseElem, Key, MatrixReport, Provenance, StoreWriter};
 use half::f16;
 
@@ -48,7 +48,7 @@ pub(crate) fn random(dir: &Path, spec: &ModelSpec, chunk: &ChunkPlan) -> Result<
                 linear.shape(spec),
             )?;
         }
-        for kind in Norm::ALL {
+        for &kind in Architecture::Qwen3.norms() {
             norm(
                 &mut writer,
                 &mut random,

@@ -56,17 +56,13 @@ fn weights(m: &mut Module, spec: &DrafterSpec) -> DrafterWeights {
     let layers = layers.collect();
     let fuse = linear("fc", [d, spec.taps.len() * d]);
     let head = vec![linear("head.0", [96, d]), linear("head.1", [32, d])];
-    let markov = (spec.markov_rank > 0).then(|| {
-        let next = linear("w2", [spec.vocab, spec.markov_rank]);
-        let bytes = vec![0; spec.vocab * spec.markov_rank * 2];
-        let blob = anemone_schemas::aimodel::ir::Blob {
+    let next = (spec.markov_rank > 0).then(|| linear("w2", [spec.vocab, spec.markov_rank]));
+    let markov = next.map(|next| Markov {
+        previous: m.add_blob(anemone_schemas::aimodel::ir::Blob {
             key: "w1".into(),
-            data: BlobData::Bytes(bytes),
-        };
-        Markov {
-            previous: m.add_blob(blob),
-            next,
-        }
+            data: BlobData::Bytes(vec![0; spec.vocab * spec.markov_rank * 2]),
+        }),
+        next,
     });
     DrafterWeights {
         fuse,
