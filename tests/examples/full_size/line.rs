@@ -11,7 +11,6 @@ use anemone_convert::commands::quantize::{self, QuantizeOptions};
 use anemone_convert::commands::target::{self, TargetOptions};
 use anemone_convert::lint::LintOptions;
 use anemone_convert::lower::{Chunks, Forms};
-use anemone_convert::plan;
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::synth::{self, Published, SynthOptions};
@@ -73,7 +72,6 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
         forms: Forms::default(),
         prescale: None,
     };
-    print!("target --dry-run:\n{}", plan::target(&options)?.text());
     let step = Measure::start();
     let manifest = target::run(&options, Ui::Quiet, &stop)?;
     println!("target: {}", step.end());
