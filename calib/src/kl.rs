@@ -134,6 +134,11 @@ impl Kl {
         Ok(())
     }
 
+    /// The divergence of each position, in the order they were compared.
+    pub fn divergences(&self) -> &[f64] {
+        &self.divergences
+    }
+
     /// The summary, or `None` if nothing was compared.
     pub fn summary(&self) -> Option<KlSummary> {
         let n = self.divergences.len();

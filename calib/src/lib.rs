@@ -9,15 +9,22 @@
 
 mod corpus;
 mod error;
+mod guided;
 mod kl;
 mod matmul;
+mod overlap;
 mod stats;
 mod teacher;
 mod weights;
 
 pub use corpus::{Corpus, CorpusOptions, SourceUse};
 pub use error::Error;
+pub use guided::{Guided, GuidedBuilder};
 pub use kl::{Kl, KlSummary};
+pub use overlap::Shingles;
 pub use stats::{Stats, StatsBuilder};
-pub use teacher::{Hidden, Hook, Residual, Teacher};
+pub use teacher::{
+    GradientHook, Hidden, Hook, LinearGradient, NormGradients, Residual, Teacher, sampled_loss,
+    softmax_rows,
+};
 pub use weights::Weights;

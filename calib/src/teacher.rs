@@ -8,7 +8,9 @@
 //! matrix product; attention does not cross windows. The groups follow from the window
 //! lengths alone.
 
-use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
+use anemone_schemas::spec::{
+    Architecture, EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site,
+};
 use candle_core::Tensor;
 use rayon::prelude::*;
 
@@ -16,7 +18,10 @@ use crate::matmul::{linear, matrix};
 use crate::{Error, Weights};
 
 mod attention;
+mod backward;
 mod math;
+
+pub use backward::{GradientHook, LinearGradient, NormGradients, sampled_loss, softmax_rows};
 
 use attention::Attention;
 use math::{add_assign, rms_norm, swiglu};
@@ -58,10 +63,74 @@ struct Block {
     linears: Vec<Tensor>,
 }
 
+/// What a block computes of one group of windows, before the last addition.
+struct Trace {
+    /// Residual stream at the input.
+    before: Vec<f32>,
+    /// Input of q, k and v.
+    attn_in: Vec<f32>,
+    /// q, k and v as the projections give them.
+    projected: [Vec<f32>; 3],
+    /// Input of o.
+    attn_out: Vec<f32>,
+    /// Residual stream after attention.
+    middle: Vec<f32>,
+    /// Input of gate and up.
+    mlp_in: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    /// Input of down.
+    mlp_mid: Vec<f32>,
+}
+
 impl Block {
-    fn linear(&self, which: Linear, x: &Tensor) -> Result<Vec<f32>, Error> {
-        linear(x, &self.linears[which as usize])
+    fn linear(&self, which: Linear, x: &[f32]) -> Result<Vec<f32>, Error> {
+        let weight = &self.linears[which as usize];
+        let cols = weight.dim(1)?;
+        linear(&matrix(x.to_vec(), x.len() / cols, cols)?, weight)
     }
+
+    /// Everything up to the input of `down`.
+    fn trace(&self, eps: f64, lengths: &[usize], before: Vec<f32>) -> Result<Trace, Error> {
+        let attn_in = rms_norm(&before, &self.input_norm, eps);
+        let projected = [
+            self.linear(Linear::Q, &attn_in)?,
+            self.linear(Linear::K, &attn_in)?,
+            self.linear(Linear::V, &attn_in)?,
+        ];
+        let attn_out = self.attention.run(lengths, &projected)?;
+        let mut middle = before.clone();
+        add_assign(&mut middle, &self.linear(Linear::O, &attn_out)?);
+        let mlp_in = rms_norm(&middle, &self.post_norm, eps);
+        let gate = self.linear(Linear::Gate, &mlp_in)?;
+        let up = self.linear(Linear::Up, &mlp_in)?;
+        let mlp_mid = swiglu(&gate, &up);
+        Ok(Trace {
+            before,
+            attn_in,
+            projected,
+            attn_out,
+            middle,
+            mlp_in,
+            gate,
+            up,
+            mlp_mid,
+        })
+    }
+}
+
+/// How many of the first windows share a group, by their lengths in positions.
+fn group(lengths: impl Iterator<Item = usize>) -> usize {
+    let mut rows = 0;
+    let mut count = 0;
+    for length in lengths {
+        if count > 0 && rows + length > GROUP_ROWS {
+            break;
+        }
+        rows += length;
+        count += 1;
+    }
+    count
 }
 
 impl<'a> Teacher<'a> {
@@ -134,16 +203,7 @@ impl<'a> Teacher<'a> {
         let mut largest = Residual::default();
         let mut first = 0;
         while first < hidden.0.len() {
-            let mut rows = 0;
-            let mut group = 0;
-            for window in &hidden.0[first..] {
-                let length = window.len() / spec.hidden;
-                if group > 0 && rows + length > GROUP_ROWS {
-                    break;
-                }
-                rows += length;
-                group += 1;
-            }
+            let group = group(hidden.0[first..].iter().map(|h| h.len() / spec.hidden));
             let windows = &mut hidden.0[first..first + group];
             let found = self.block_on_group(&block, windows, &mut see)?;
             largest.input = largest.input.max(found.input);
@@ -162,40 +222,21 @@ impl<'a> Teacher<'a> {
     ) -> Result<Residual, Error> {
         let spec = self.spec();
         let lengths: Vec<usize> = windows.iter().map(|h| h.len() / spec.hidden).collect();
-        let rows: usize = lengths.iter().sum();
-        if rows == 0 {
+        if lengths.iter().all(|&length| length == 0) {
             return Ok(Residual::default());
         }
-        let mut residual = windows.concat();
-        let before = max_abs(&residual);
-        let input = rms_norm(&residual, &block.input_norm, spec.rms_eps);
-        see(Site::AttnIn, &input);
-        let input = matrix(input, rows, spec.hidden)?;
-        let [q, k, v] = [Linear::Q, Linear::K, Linear::V].map(|which| block.linear(which, &input));
-        let mixed = block.attention.run(&lengths, q?, k?, v?)?;
-        see(Site::AttnOut, &mixed);
-        let mixed = matrix(mixed, rows, spec.heads * spec.head_dim)?;
-        add_assign(&mut residual, &block.linear(Linear::O, &mixed)?);
-
+        let trace = block.trace(spec.rms_eps, &lengths, windows.concat())?;
+        see(Site::AttnIn, &trace.attn_in);
+        see(Site::AttnOut, &trace.attn_out);
+        see(Site::MlpIn, &trace.mlp_in);
+        see(Site::MlpMid, &trace.mlp_mid);
         let largest = Residual {
-            input: before,
-            post_attention: max_abs(&residual),
+            input: max_abs(&trace.before),
+            post_attention: max_abs(&trace.middle),
         };
-        let input = rms_norm(&residual, &block.post_norm, spec.rms_eps);
-        see(Site::MlpIn, &input);
-        let input = matrix(input, rows, spec.hidden)?;
-        let mut gated = block.linear(Linear::Gate, &input)?;
-        swiglu(&mut gated, &block.linear(Linear::Up, &input)?);
-        see(Site::MlpMid, &gated);
-        let gated = matrix(gated, rows, spec.intermediate)?;
-        add_assign(&mut residual, &block.linear(Linear::Down, &gated)?);
-
-        let mut rest = residual.as_slice();
-        for window in windows {
-            let (own, others) = rest.split_at(window.len());
-            window.copy_from_slice(own);
-            rest = others;
-        }
+        let mut residual = trace.middle;
+        add_assign(&mut residual, &block.linear(Linear::Down, &trace.mlp_mid)?);
+        scatter(&residual, windows);
         Ok(largest)
     }
 
@@ -269,6 +310,10 @@ impl<'a> Teacher<'a> {
     fn load_block(&self, layer: usize, positions: usize) -> Result<Block, Error> {
         let spec = self.spec();
         let norm = |norm: Norm| self.load(&norm.tensor(layer), &[norm.width(spec)]);
+        let head_norms = match spec.architecture {
+            Architecture::Llama => None,
+            _ => Some([norm(Norm::Q)?, norm(Norm::K)?]),
+        };
         let linears = Linear::ALL.map(|which| {
             let [out, input] = which.shape(spec);
             matrix(self.load(&which.tensor(layer), &[out, input])?, out, input)
@@ -276,7 +321,7 @@ impl<'a> Teacher<'a> {
         Ok(Block {
             input_norm: norm(Norm::Input)?,
             post_norm: norm(Norm::PostAttention)?,
-            attention: Attention::new(spec, norm(Norm::Q)?, norm(Norm::K)?, positions),
+            attention: Attention::new(spec, head_norms, positions),
             linears: linears.into_iter().collect::<Result<_, _>>()?,
         })
     }
@@ -291,6 +336,16 @@ impl<'a> Teacher<'a> {
             });
         }
         Ok(data)
+    }
+}
+
+/// Gives each window its part of the rows.
+fn scatter(rows: &[f32], windows: &mut [Vec<f32>]) {
+    let mut rest = rows;
+    for window in windows {
+        let (own, others) = rest.split_at(window.len());
+        window.copy_from_slice(own);
+        rest = others;
     }
 }
 

@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::io;
 use std::path::Path;
 
+use anemone_memguard::Reason;
 use anemone_schemas::exit::Exit;
 
 /// A failure as the user reads it.
@@ -40,11 +41,7 @@ impl Error {
 
     /// A file or folder that could not be read or written.
     pub fn io(path: &Path, e: &io::Error) -> Self {
-        let exit = match e.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Exit::Resources,
-            _ => Exit::BadInput,
-        };
-        Self::new(exit, format!("`{}`: {e}", path.display()))
+        Self::bad_input(format!("`{}`: {e}", path.display())).classed(e)
     }
 
     /// A failure nobody foresaw.
@@ -56,6 +53,34 @@ impl Error {
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl Error {
+    /// What the operating system said decides the exit code: a full disk is no bad
+    /// input.
+    fn classed(mut self, e: &(dyn StdError + 'static)) -> Self {
+        let mut next = Some(e);
+        while let Some(cause) = next {
+            match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
+                Some(
+                    io::ErrorKind::StorageFull
+                    | io::ErrorKind::QuotaExceeded
+                    | io::ErrorKind::FileTooLarge,
+                ) => {
+                    self.exit = Exit::Resources;
+                    return self.hint(
+                        "free some room, or write to another disk; what is finished is kept \
+                         and the same command goes on",
+                    );
+                }
+                Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
+                    return self.hint("choose a folder that you may read and write");
+                }
+                _ => next = cause.source(),
+            }
+        }
         self
     }
 }
@@ -76,7 +101,7 @@ macro_rules! from_bad_input {
     ($($kind:ty),* $(,)?) => {
         $(impl From<$kind> for Error {
             fn from(e: $kind) -> Self {
-                Self::bad_input(chain(&e))
+                Self::bad_input(chain(&e)).classed(&e)
             }
         })*
     };
@@ -91,6 +116,60 @@ from_bad_input!(
     anemone_schemas::store::StoreError,
     anemone_schemas::tokenizer::Error,
 );
+
+impl From<Reason> for Error {
+    fn from(reason: Reason) -> Self {
+        let exit = match reason {
+            Reason::Interrupted => Exit::Interrupted,
+            _ => Exit::Stopped,
+        };
+        let hint = match reason {
+            Reason::Memory(_) => {
+                "the same command goes on where this one stopped, once there is more memory \
+                 or a higher limit"
+            }
+            _ => "the same command goes on where this one stopped",
+        };
+        Self::new(exit, reason.to_string()).hint(hint)
+    }
+}
+
+impl From<anemone_memguard::Error> for Error {
+    fn from(e: anemone_memguard::Error) -> Self {
+        use anemone_memguard::Error as Guard;
+        let exit = match e {
+            Guard::Memory { .. }
+            | Guard::Disk { .. }
+            | Guard::Exhausted(_)
+            | Guard::Busy { .. } => Exit::Resources,
+            _ => Exit::Unexpected,
+        };
+        let error = Self::new(exit, chain(&e));
+        match e.hint() {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    }
+}
+
+#[cfg(feature = "hub")]
+impl From<anemone_hub::Error> for Error {
+    fn from(e: anemone_hub::Error) -> Self {
+        use anemone_hub::Error as Hub;
+        let exit = match e {
+            Hub::Unavailable { .. } | Hub::Stopped => Exit::Stopped,
+            Hub::Client(_) | Hub::Answer { .. } => Exit::Unexpected,
+            Hub::Damaged { .. } => Exit::Verification,
+            _ => Exit::BadInput,
+        };
+        let error = Self::new(exit, chain(&e));
+        let error = match e.hint() {
+            Some(hint) => error.hint(hint),
+            None => error,
+        };
+        error.classed(&e)
+    }
+}
 
 impl From<crate::quantize::QuantizeError> for Error {
     fn from(e: crate::quantize::QuantizeError) -> Self {

@@ -10,11 +10,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic::{self, AtomicDir};
 use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::drafter::{self, DrafterCheckpoint};
 use anemone_schemas::tokenizer::TokenizerFolder;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
@@ -60,11 +61,8 @@ struct Shard {
     tensors: BTreeMap<String, Vec<usize>>,
 }
 
-/// Runs the command. The folder appears whole or not at all.
-///
-/// # Errors
-/// A layer count out of range, a bad tokenizer folder, or an output that exists.
-pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Error> {
+/// The layers asked for.
+fn layers(options: &SynthOptions) -> Result<usize, Error> {
     let like = options.like;
     let layers = options.layers.unwrap_or(like.layers);
     if layers == 0 || layers > like.layers {
@@ -73,25 +71,40 @@ pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Er
             like.repository, like.layers
         )));
     }
-    let staged = AtomicDir::create(&options.output)
-        .map_err(|e| Error::usage(e.to_string()).hint("choose another output folder"))?;
+    Ok(layers)
+}
+
+/// Names and sizes of the weight files that [`run`] would write.
+///
+/// # Errors
+/// A layer count out of range.
+pub fn sizes(options: &SynthOptions) -> Result<Vec<(String, u64)>, Error> {
+    let shards = divide(options.like.tensors(layers(options)?));
+    let data = |shard: &Shard| {
+        let tensors = shard.tensors.values();
+        tensors
+            .map(|shape| shape.iter().product::<usize>() as u64 * 2)
+            .sum::<u64>()
+    };
+    let size = |shard: &Shard| header(shard).len() as u64 + data(shard);
+    Ok(shards.iter().map(|s| (s.file.clone(), size(s))).collect())
+}
+
+/// Runs the command. The folder appears whole or not at all.
+///
+/// # Errors
+/// A layer count out of range, a bad tokenizer folder, or an output that exists.
+pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Error> {
+    let (like, layers) = (options.like, layers(options)?);
+    let staged = AtomicDir::create(&options.output).map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => {
+            Error::usage(e.to_string()).hint("choose another output folder, or pass `--overwrite`")
+        }
+        _ => Error::io(&options.output, &e),
+    })?;
     let dir = staged.path();
     let shards = divide(like.tensors(layers));
-    let count = shards.iter().map(|s| s.tensors.len()).sum();
-    let stage = ui.stage("synth", count);
-    for shard in &shards {
-        let path = dir.join(&shard.file);
-        atomic::write_file(&path, |out| {
-            out.write_all(&header(shard))
-                .map_err(|e| Error::io(&path, &e))?;
-            for (name, shape) in &shard.tensors {
-                write_tensor(out, &path, name, shape, options.seed, stop)?;
-                stage.step(name);
-            }
-            Ok::<(), Staged>(())
-        })
-        .map_err(|Staged(e)| e)?;
-    }
+    write_shards(dir, &shards, options.seed, ui, stop)?;
     let text = |name: &str, value: &Value| {
         let path = dir.join(name);
         fs::write(&path, published::pretty(value)).map_err(|e| Error::io(&path, &e))
@@ -112,6 +125,60 @@ pub fn run(options: &SynthOptions, ui: Ui, stop: &Stop) -> Result<Checkpoint, Er
     Ok(Checkpoint::open(&options.output)?)
 }
 
+/// Makes the DSpark drafter published for the model, in one file as published, with
+/// tables of its own that are not those of [`run`]'s model.
+///
+/// # Errors
+/// A model without a published drafter, or an output that exists.
+pub fn run_drafter(
+    options: &SynthOptions,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<DrafterCheckpoint, Error> {
+    let like = options.like;
+    let config = like.drafter_config().ok_or_else(|| {
+        Error::usage(format!("no drafter is published for `{}`", like.repository))
+            .hint("there are some for qwen3-4b, qwen3-8b and qwen3-14b")
+    })?;
+    let staged = AtomicDir::create(&options.output)
+        .map_err(|e| Error::usage(e.to_string()).hint("choose another output folder"))?;
+    let dir = staged.path();
+    let path = dir.join("config.json");
+    fs::write(&path, published::pretty(&config)).map_err(|e| Error::io(&path, &e))?;
+    let spec = drafter::read_spec(dir)?;
+    let table = vec![spec.vocab, spec.hidden];
+    let tables = [drafter::EMBEDDING, drafter::LM_HEAD].map(|n| (n.to_owned(), table.clone()));
+    let shard = Shard {
+        file: "model.safetensors".to_owned(),
+        tensors: spec.tensors().into_iter().chain(tables).collect(),
+    };
+    write_shards(dir, &[shard], options.seed, ui, stop)?;
+    drop(DrafterCheckpoint::open(dir)?);
+    staged
+        .commit()
+        .map_err(|e| Error::io(&options.output, &e))?;
+    Ok(DrafterCheckpoint::open(&options.output)?)
+}
+
+fn write_shards(dir: &Path, shards: &[Shard], seed: u64, ui: Ui, stop: &Stop) -> Result<(), Error> {
+    let count = shards.iter().map(|s| s.tensors.len()).sum();
+    let stage = ui.stage("synth", count);
+    for shard in shards {
+        let path = dir.join(&shard.file);
+        atomic::write_file(&path, |out| {
+            out.write_all(&header(shard))
+                .map_err(|e| Error::io(&path, &e))?;
+            for (name, shape) in &shard.tensors {
+                write_tensor(out, &path, name, shape, seed, stop)?;
+                stage.step(name);
+            }
+            Ok::<(), Staged>(())
+        })
+        .map_err(|Staged(e)| e)?;
+    }
+    Ok(())
+}
+
 /// An error on its way out of [`atomic::write_file`], which adds I/O errors of its own.
 struct Staged(Error);
 
@@ -121,8 +188,8 @@ impl From<Error> for Staged {
     }
 }
 
-impl From<std::io::Error> for Staged {
-    fn from(e: std::io::Error) -> Self {
+impl From<io::Error> for Staged {
+    fn from(e: io::Error) -> Self {
         Self(Error::io(Path::new("shard"), &e))
     }
 }

@@ -32,6 +32,8 @@ impl Reason {
     }
 }
 
+impl std::error::Error for Reason {}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -120,6 +122,14 @@ impl Stop {
         }
     }
 
+    /// Fails once the job should stop: `stop.check()?` between two steps.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn check(&self) -> Result<(), Reason> {
+        self.requested().map_or(Ok(()), Err)
+    }
+
     /// Asks the job to stop because memory runs short. Only the first call counts.
     pub fn request(&self, breach: Breach) {
         // A later breach is the same story.
@@ -145,6 +155,7 @@ mod tests {
         assert_eq!(seen_by_the_job.requested(), None);
         stop.request(BREACH);
         let reason = seen_by_the_job.requested().unwrap();
+        assert_eq!(seen_by_the_job.check(), Err(reason));
         assert_eq!(reason.exit_code(), 75);
         assert_eq!(
             reason.to_string(),

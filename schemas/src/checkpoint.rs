@@ -8,7 +8,6 @@
 //! refuses those.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::SystemTime;
@@ -17,13 +16,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::hex;
 use crate::mapped::MappedFile;
 use crate::spec::{EMBEDDING, LM_HEAD, ModelSpec};
 
-mod config;
+pub(crate) mod config;
 mod error;
-mod shards;
-mod values;
+pub(crate) mod shards;
+pub(crate) mod values;
 
 #[cfg(test)]
 mod tests;
@@ -87,8 +87,8 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, Error> {
 
 /// A mapped file and what it looked like when it was mapped.
 #[derive(Debug)]
-struct Shard {
-    map: MappedFile,
+pub(crate) struct Shard {
+    pub(crate) map: MappedFile,
     modified: SystemTime,
 }
 
@@ -231,10 +231,7 @@ impl Checkpoint {
                     hash.update(format!("{name} {} {:?}\n", view.dtype, view.shape));
                     hash.update(view.bytes);
                 }
-                hash.finalize().iter().fold(String::new(), |mut hex, byte| {
-                    let _ = write!(hex, "{byte:02x}");
-                    hex
-                })
+                hex(&hash.finalize())
             })
             .clone()
     }

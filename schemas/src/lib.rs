@@ -4,6 +4,7 @@
 pub mod aimodel;
 pub mod atomic;
 pub mod checkpoint;
+pub mod drafter;
 pub mod exit;
 pub mod lut;
 pub mod manifest;
@@ -12,3 +13,12 @@ pub mod report;
 pub mod spec;
 pub mod store;
 pub mod tokenizer;
+
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}

@@ -5,6 +5,7 @@
 //!   anemone.json            this manifest, written last
 //!   metadata.json           Apple's bundle description
 //!   chunk_0.aimodel/ ...    Core AI programs of consecutive layers
+//!   drafter.aimodel/        the drafter's program, if there is one
 //!   embedding.f16           token embedding table, row-major little-endian fp16
 //!   tokenizer/              tokenizer files of the base model, byte for byte
 //!   README.md, report.json  model card and quality report
@@ -22,6 +23,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::atomic;
+use crate::drafter::DrafterKind;
 
 /// Name of the manifest in its folder.
 pub const MANIFEST_FILE: &str = "anemone.json";
@@ -56,6 +58,9 @@ pub struct Manifest {
     pub widths: Vec<usize>,
     /// Cache writes start at multiples of this many slots.
     pub offset_multiple: usize,
+    /// The drafter, if the folder has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafter: Option<Drafter>,
     /// Every other file of the folder by its relative path with `/`.
     pub files: BTreeMap<String, FileInfo>,
 }
@@ -135,6 +140,68 @@ pub struct FunctionInfo {
     pub context: usize,
     /// Rows of one call.
     pub width: usize,
+}
+
+/// A drafter program: what guesses the next tokens from the chunks' taps.
+///
+/// `draft_{context}` takes the taps of up to `rows` new rows, the embeddings of a block
+/// of one known token and masks, and returns `guesses` tokens; `extend_{context}` takes
+/// the taps of up to `prefill_rows` rows and returns nothing. Both write the rows' keys
+/// and values into the states at a slot that is an input.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Drafter {
+    /// Relative path of the `.aimodel` folder.
+    pub path: String,
+    /// Which family, and with it which rows guess what.
+    pub kind: DrafterKind,
+    /// Layers of the model whose taps it reads, ascending.
+    pub taps: Vec<usize>,
+    /// Rows of a block: the known token and the masks.
+    pub block: usize,
+    /// Guesses of one call.
+    pub guesses: usize,
+    /// Id whose embedding is a mask.
+    pub mask_id: u32,
+    /// Whether the program returns confidences beside probabilities.
+    pub confidences: bool,
+    /// Context sizes, ascending, with a function of each kind for each.
+    pub contexts: Vec<usize>,
+    /// New rows that a `draft` call takes.
+    pub rows: usize,
+    /// New rows that an `extend` call takes.
+    pub prefill_rows: usize,
+    /// Slots of the states beyond the context, so that padding rows have a place.
+    pub spare_slots: usize,
+    /// Decoder layers of the drafter: the first axis of its states.
+    pub layers: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// How the host computes the rotary inputs.
+    pub rope: RopeTable,
+    /// The embedding table of the block's tokens: the model's own where they are equal.
+    pub embedding: TableFile,
+    /// Where the output layer comes from.
+    pub head: DrafterHead,
+    /// Form of the weights in words, such as `f16` or `lut4-g32`.
+    pub weights: String,
+    /// Fingerprint of the drafter's checkpoint.
+    pub source_fingerprint: String,
+}
+
+/// Where a drafter's output layer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DrafterHead {
+    /// The drafter's checkpoint, which has another than the model, or one that could
+    /// not be compared.
+    Own,
+    /// The model's as its checkpoint has it.
+    Model,
+    /// The model's as its last chunk has it, quantized.
+    Chunk,
 }
 
 /// Size and digest of a file.
@@ -260,7 +327,10 @@ impl Manifest {
                 return Err(format!("`{what}` is {sizes:?}"));
             }
         }
-        self.check_chunks()
+        self.check_chunks()?;
+        self.drafter.as_ref().map_or(Ok(()), |d| {
+            d.check(self).map_err(|e| format!("drafter: {e}"))
+        })
     }
 
     fn check_chunks(&self) -> Result<(), String> {
@@ -291,6 +361,69 @@ impl Manifest {
             return Err(format!(
                 "chunks end at layer {next}, expected {}",
                 self.model.layers
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Drafter {
+    fn check(&self, folder: &Manifest) -> Result<(), String> {
+        for path in [&self.path, &self.embedding.path] {
+            if !is_relative(path) {
+                return Err(format!("`{path}` does not stay inside the folder"));
+            }
+        }
+        for (what, n) in [
+            ("block", self.block),
+            ("guesses", self.guesses),
+            ("rows", self.rows),
+            ("prefill_rows", self.prefill_rows),
+            ("layers", self.layers),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+        ] {
+            if n == 0 || n > 1 << 12 {
+                return Err(format!("`{what}` is {n}"));
+            }
+        }
+        if self.guesses > self.block {
+            return Err(format!(
+                "{} guesses of a block of {}",
+                self.guesses, self.block
+            ));
+        }
+        let widest = self.rows.max(self.prefill_rows);
+        if self.spare_slots < widest || self.spare_slots > 1 << 12 {
+            return Err(format!(
+                "{} spare slots for calls of {widest} rows",
+                self.spare_slots
+            ));
+        }
+        let m = &folder.model;
+        if self.mask_id as usize >= m.vocab {
+            return Err(format!("mask id {} of {} rows", self.mask_id, m.vocab));
+        }
+        if self.embedding.shape != [m.vocab, m.hidden] {
+            let shape = self.embedding.shape;
+            return Err(format!("embedding of shape {shape:?}"));
+        }
+        if self.rope.inv_freq.len() * 2 != self.head_dim {
+            return Err(format!(
+                "{} rotary frequencies for heads of width {}",
+                self.rope.inv_freq.len(),
+                self.head_dim
+            ));
+        }
+        let ascending = |v: &[usize]| !v.is_empty() && v.windows(2).all(|w| w[0] < w[1]);
+        if !ascending(&self.contexts) || self.contexts.iter().any(|&c| c == 0 || c > 1 << 20) {
+            return Err(format!("`contexts` is {:?}", self.contexts));
+        }
+        let exported = |t: &usize| folder.chunks.iter().any(|c| c.taps.contains(t));
+        if !ascending(&self.taps) || !self.taps.iter().all(exported) {
+            return Err(format!(
+                "it reads the layers {:?}, not all of which the chunks give out",
+                self.taps
             ));
         }
         Ok(())
@@ -361,6 +494,7 @@ mod tests {
             contexts: vec![256],
             widths: vec![16],
             offset_multiple: 4,
+            drafter: None,
             files: BTreeMap::new(),
         }
     }
@@ -388,6 +522,59 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let mut m = sample();
             change(&mut m);
+            m.write(dir.path()).unwrap();
+            let message = Manifest::read(dir.path()).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    /// A folder with a drafter that reads layer 0.
+    fn drafting() -> Manifest {
+        let mut m = sample();
+        m.chunks[0].taps = vec![0];
+        m.drafter = Some(Drafter {
+            path: "drafter.aimodel".into(),
+            kind: DrafterKind::DSpark,
+            taps: vec![0],
+            block: 7,
+            guesses: 7,
+            mask_id: 15,
+            confidences: true,
+            contexts: vec![256],
+            rows: 16,
+            prefill_rows: 64,
+            spare_slots: 64,
+            layers: 1,
+            kv_heads: 1,
+            head_dim: 4,
+            rope: m.rope.clone(),
+            embedding: m.embedding.clone(),
+            head: DrafterHead::Own,
+            weights: "f16".into(),
+            source_fingerprint: "00".into(),
+        });
+        m
+    }
+
+    #[test]
+    fn a_drafter_is_read_back_and_checked() {
+        type Change = fn(&mut Drafter);
+        let dir = tempfile::tempdir().unwrap();
+        drafting().write(dir.path()).unwrap();
+        assert_eq!(Manifest::read(dir.path()).unwrap(), drafting());
+        let cases: [(Change, &str); 8] = [
+            (|d| d.path = "../x".into(), "does not stay inside"),
+            (|d| d.taps = vec![1], "not all of which"),
+            (|d| d.mask_id = 16, "mask id 16"),
+            (|d| d.guesses = 8, "8 guesses"),
+            (|d| d.spare_slots = 16, "16 spare slots"),
+            (|d| d.contexts = vec![512, 256], "`contexts`"),
+            (|d| d.layers = 1 << 20, "`layers`"),
+            (|d| d.rope.inv_freq.clear(), "0 rotary"),
+        ];
+        for (change, expected) in cases {
+            let mut m = drafting();
+            change(m.drafter.as_mut().unwrap());
             m.write(dir.path()).unwrap();
             let message = Manifest::read(dir.path()).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");

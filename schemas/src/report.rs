@@ -78,8 +78,14 @@ pub struct SetQuality {
     pub tokens: u64,
     /// Mean KL.
     pub kl_mean: f64,
-    /// Half width of the 95% confidence interval of the mean over tokens.
+    /// Half width of the 95% confidence interval of the mean. With [`Self::kl_windows`] of
+    /// at least two windows it is taken over windows, since neighbouring tokens are not
+    /// independent; else over tokens.
     pub kl_ci95: f64,
+    /// Mean KL of each window, in the order of the text: two reports on the same text can be
+    /// compared window by window. Reports of before have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kl_windows: Vec<f64>,
     /// Median KL.
     pub kl_median: f64,
     /// 90th percentile.

@@ -4,6 +4,7 @@
 //! Names follow Hugging Face's Qwen3 layout, whose forward pass is
 //! Qwen3 Technical Report (arXiv:2505.09388) section 2: pre-norm decoder blocks
 //! with grouped-query attention, RMSNorm on each head's query and key, and SwiGLU.
+//! Llama (arXiv:2307.09288, section 2.2) is the same without the norms on heads.
 
 use std::fmt;
 
@@ -28,6 +29,18 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 pub enum Architecture {
     /// `Qwen3ForCausalLM` (dense).
     Qwen3,
+    /// `LlamaForCausalLM`: no norms on queries and keys.
+    Llama,
+}
+
+impl Architecture {
+    /// The norms of a decoder block, in the order of the forward pass.
+    pub fn norms(self) -> &'static [Norm] {
+        match self {
+            Self::Qwen3 => &[Norm::Input, Norm::Q, Norm::K, Norm::PostAttention],
+            Self::Llama => &[Norm::Input, Norm::PostAttention],
+        }
+    }
 }
 
 /// The dimensions and constants of a model, read from its `config.json` and
@@ -187,9 +200,6 @@ impl Site {
 }
 
 impl Norm {
-    /// All four, in the order of the forward pass.
-    pub const ALL: [Self; 4] = [Self::Input, Self::Q, Self::K, Self::PostAttention];
-
     /// The checkpoint's name of this norm in block `layer`.
     pub fn tensor(self, layer: usize) -> String {
         let part = match self {
@@ -216,7 +226,8 @@ impl ModelSpec {
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let mut all = vec![(EMBEDDING.to_owned(), vec![self.vocab, self.hidden])];
         for layer in 0..self.layers {
-            all.extend(Norm::ALL.map(|n| (n.tensor(layer), vec![n.width(self)])));
+            let norms = self.architecture.norms().iter();
+            all.extend(norms.map(|n| (n.tensor(layer), vec![n.width(self)])));
             all.extend(Linear::ALL.map(|m| (m.tensor(layer), m.shape(self).to_vec())));
         }
         all.push((FINAL_NORM.to_owned(), vec![self.hidden]));

@@ -85,6 +85,16 @@ ROPES = {
             "original_max_position_embeddings": 32768,
         },
     },
+    "yarn_r1_0528": {
+        "rope_theta": 1e6,
+        "max_position_embeddings": 131072,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32768,
+            "attn_factor": 0.8782488562869419,
+        },
+    },
     "yarn_every_key": {
         "max_position_embeddings": 65536,
         "rope_parameters": {
@@ -111,7 +121,7 @@ ROPES = {
         },
     },
 }
-POSITIONS = [0, 1, 4095, 32768, 40959]
+POSITIONS = [0, 1, 4095, 32768, 40959, 65535, 131071]
 HEAD_DIM = 128
 
 

@@ -1,5 +1,6 @@
 //! What the integration tests share.
 
+pub mod drafting;
 pub mod line;
 pub mod oracle;
 pub mod reference;

@@ -42,7 +42,9 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
         model: model.to_path_buf(),
         output: store.clone(),
         method,
+        guided: false,
         bits: 4,
+        rules: Vec::new(),
         calibration: Vec::new(),
         tokens,
         window: 256,
@@ -66,6 +68,18 @@ pub fn lowered(store: &Path, dir: &Path, max_context: usize) -> PathBuf {
 /// # Panics
 /// If that fails.
 pub fn lowered_as(store: &Path, dir: &Path, max_context: usize, forms: Forms) -> PathBuf {
+    lower(store, dir, max_context, forms, &TAPS)
+}
+
+/// [`lowered`] with the hidden states after other layers than [`TAPS`].
+///
+/// # Panics
+/// If that fails.
+pub fn lowered_with_taps(store: &Path, dir: &Path, max_context: usize, taps: &[usize]) -> PathBuf {
+    lower(store, dir, max_context, Forms::default(), taps)
+}
+
+fn lower(store: &Path, dir: &Path, max_context: usize, forms: Forms, taps: &[usize]) -> PathBuf {
     let folder = dir.join("folder");
     let options = TargetOptions {
         store: store.to_path_buf(),
@@ -73,7 +87,7 @@ pub fn lowered_as(store: &Path, dir: &Path, max_context: usize, forms: Forms) ->
         name: "test".into(),
         chunks: Chunks::Count(2),
         max_context,
-        taps: TAPS.to_vec(),
+        taps: taps.to_vec(),
         with_logits: true,
         prescale: (forms.prescale != Prescale::None).then(|| forms.prescale.clone()),
         forms,

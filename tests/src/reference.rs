@@ -49,7 +49,8 @@ impl Reference {
         }
     }
 
-    fn metadata(&self, key: &str) -> String {
+    /// An entry of the file's metadata.
+    pub fn metadata(&self, key: &str) -> String {
         let (_, header) = SafeTensors::read_metadata(&self.bytes).unwrap();
         header.metadata().as_ref().unwrap()[key].clone()
     }
@@ -78,7 +79,7 @@ impl Reference {
 }
 
 /// Checks that a reference was made from these very files.
-fn check_inputs(inputs: &Value, dir: &Path) {
+pub(crate) fn check_inputs(inputs: &Value, dir: &Path) {
     for (file, expected) in inputs.as_object().unwrap() {
         let hash = Sha256::digest(std::fs::read(dir.join(file)).unwrap());
         let hex: Vec<String> = hash.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -6,9 +6,10 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Our crates and those of ours each may name, normal dependencies only.
-const ARROWS: [(&str, &[&str]); 5] = [
+const ARROWS: [(&str, &[&str]); 6] = [
     ("anemone-schemas", &[]),
     ("anemone-memguard", &[]),
+    ("anemone-hub", &[]),
     ("anemone-calib", &["anemone-schemas"]),
     ("anemone-runtime", &["anemone-schemas"]),
     (
@@ -18,6 +19,7 @@ const ARROWS: [(&str, &[&str]); 5] = [
             "anemone-calib",
             "anemone-runtime",
             "anemone-memguard",
+            "anemone-hub",
         ],
     ),
 ];

@@ -68,7 +68,12 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
 
 fn run(plan: &Plan, view: View, live: Option<usize>) -> Bits {
     let info = plan.info();
-    let port = |name: &str| info.inputs.iter().find(|p| p.name == name).expect("an input");
+    let port = |name: &str| {
+        info.inputs
+            .iter()
+            .find(|p| p.name == name)
+            .expect("an input")
+    };
     let width = port("transformer_input").shape[1];
     let context = port("causal_mask").shape[1];
     let tensor = |name: &str, f: &dyn Fn(usize) -> f32| {
@@ -111,7 +116,11 @@ fn run(plan: &Plan, view: View, live: Option<usize>) -> Bits {
             &options,
         )
         .expect("a program of the lowering");
-    let mut all: Bits = outcome.outputs.iter().map(|(n, t)| (n.clone(), bits(t))).collect();
+    let mut all: Bits = outcome
+        .outputs
+        .iter()
+        .map(|(n, t)| (n.clone(), bits(t)))
+        .collect();
     all.insert("key_cache".into(), bits(keys));
     all.insert("value_cache".into(), bits(values));
     all
@@ -172,9 +181,8 @@ fn fused_plans_give_the_bits_of_their_operations() {
 
 /// A fused plan has the fused steps, and none of those they replace.
 fn check_fused(fused: &Plan, plain: &Plan, what: &str) {
-    let names = |plan: &Plan| -> Vec<String> {
-        plan.profile().into_iter().map(|e| e.name).collect()
-    };
+    let names =
+        |plan: &Plan| -> Vec<String> { plan.profile().into_iter().map(|e| e.name).collect() };
     let (fused, plain) = (names(fused), names(plain));
     for name in ["attention", "norm", "rotation", "gate"] {
         assert!(fused.iter().any(|n| n == name), "{what}: no {name}");
@@ -189,7 +197,10 @@ fn check_fused(fused: &Plan, plain: &Plan, what: &str) {
 /// With five live rows, those rows of every output are what they are among all.
 fn live_rows_are_the_same(plan: &Plan, what: &str) {
     const LIVE: usize = 5;
-    let (all, some) = (run(plan, View::Chain, None), run(plan, View::Chain, Some(LIVE)));
+    let (all, some) = (
+        run(plan, View::Chain, None),
+        run(plan, View::Chain, Some(LIVE)),
+    );
     for port in &plan.info().outputs {
         let (a, b) = (&all[&port.name], &some[&port.name]);
         if port.shape[1] > 1 && port.shape[2] == 1 && port.name != "out_logits" {

@@ -2,17 +2,24 @@
 //! layer: the simulator is the shipped programs, and long text crosses contexts.
 
 #![allow(clippy::print_stdout, reason = "figures for those who run it by hand")]
+#![allow(clippy::float_cmp, reason = "a maximum is one of the values")]
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
+use anemone_calib::Teacher;
 use anemone_convert::commands::eval::{self, EvalOptions};
 use anemone_convert::commands::text::TextSource;
 use anemone_convert::commands::verify;
+use anemone_convert::lower::StoreWeights;
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
 use anemone_runtime::engine::Engine;
+use anemone_schemas::checkpoint::read_spec;
 use anemone_schemas::report::Measured;
+use anemone_schemas::store::Store;
 use anemone_tests::line::{lowered, quantized, scratch};
 use anemone_tests::reference::shared;
 
@@ -30,17 +37,25 @@ fn texts() -> Vec<TextSource> {
     .to_vec()
 }
 
-fn folder() -> (PathBuf, PathBuf, PathBuf) {
-    let model = shared("small-qwen3");
-    let dir = scratch("small");
-    let store = quantized(&model, &dir, Method::Gptq, 8192);
-    let folder = lowered(&store, &dir, 2048);
-    (model, store, folder)
+/// The checkpoint and its store, made once.
+fn store() -> &'static (PathBuf, PathBuf) {
+    static STORE: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
+    STORE.get_or_init(|| {
+        let model = shared("small-qwen3");
+        let store = quantized(&model, &scratch("small"), Method::Gptq, 8192);
+        (model, store)
+    })
+}
+
+fn folder(max_context: usize) -> PathBuf {
+    let dir = scratch(&format!("small-{max_context}"));
+    lowered(&store().1, &dir, max_context)
 }
 
 #[test]
 fn the_simulator_is_the_shipped_programs_and_contexts_grow_without_a_trace() {
-    let (model, store, folder) = folder();
+    let (model, store) = store().clone();
+    let folder = folder(2048);
     verify::run(&folder, Ui::Quiet).expect("a whole folder");
     let options = EvalOptions {
         model,
@@ -88,4 +103,56 @@ fn the_simulator_is_the_shipped_programs_and_contexts_grow_without_a_trace() {
     assert_eq!(context, 2048);
     let (at_once, _) = chosen(engine.cache_for(2048).expect("a context of the folder"));
     assert_eq!(grown, at_once);
+}
+
+/// A prompt of 3,000 tokens goes through the contexts 256, 512, 1024 and 2048 into 4096,
+/// and continues as the f32 teacher does on the same quantized weights.
+#[test]
+fn a_long_prompt_continues_as_the_teacher_on_dequantized_weights() {
+    const PROMPT: usize = 3000;
+    const NEW: usize = 32;
+    let (model, store) = store();
+    let engine = Engine::open(&folder(4096), 2).expect("a whole folder");
+    let text = std::fs::read_to_string(&texts()[0].path).expect("checked");
+    let prompt = engine.tokenizer().encode(&text, true).expect("text");
+    let prompt = &prompt[..PROMPT];
+    let made = engine
+        .generate(prompt, NEW, |_| ControlFlow::Continue(()))
+        .expect("it fits");
+    assert!(made.ids.len() >= 8, "{} new ids are few", made.ids.len());
+
+    let store = Store::open(store).expect("a whole store");
+    let spec = read_spec(model).expect("a whole checkpoint");
+    let weights = StoreWeights {
+        store: &store,
+        spec: &spec,
+    };
+    let teacher = Teacher::new(&weights);
+    let all = [prompt, &made.ids].concat();
+    let mut hidden = teacher.embed(&[all]).expect("known ids");
+    for layer in 0..spec.layers {
+        teacher
+            .block(layer, &mut hidden, None)
+            .expect("whole weights");
+    }
+    let normed = teacher
+        .final_norm(&hidden)
+        .expect("whole weights")
+        .0
+        .concat();
+    let head = teacher.head().expect("whole weights");
+    let rows = &normed[(PROMPT - 1) * spec.hidden..][..made.ids.len() * spec.hidden];
+    let logits = teacher.logits(rows, &head).expect("whole rows");
+    let chosen: Vec<u32> = logits
+        .chunks_exact(spec.vocab)
+        .map(|row| {
+            let known = &row[..engine.tokenizer().size()];
+            let best = known.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            known.iter().position(|&v| v == best).expect("it is there") as u32
+        })
+        .collect();
+    let decode = |ids: &[u32]| engine.tokenizer().decode(ids, false).expect("known ids");
+    println!("{:?}", decode(&made.ids));
+    assert_eq!(decode(&made.ids), decode(&chosen));
+    assert_eq!(made.ids, chosen);
 }

@@ -42,13 +42,55 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f64) -> Vec<f32> {
     out
 }
 
-/// `gate = silu(gate) * up`, with `silu(x) = x / (1 + e^-x)` (arXiv:2002.05202).
-pub(super) fn swiglu(gate: &mut [f32], up: &[f32]) {
-    gate.par_chunks_mut(TASK)
+/// What flows back through RMSNorm, `y = x r w` with `r = 1 / sqrt(mean(x²) + eps)`: with
+/// `h = w dy` it is `r h - x r³ mean(h x)`. Replaces `dy`, and adds to `dw` the gradient
+/// of the weight, `Σ dy x r`, the rows in order.
+pub(super) fn rms_norm_backward(
+    x: &[f32],
+    weight: &[f32],
+    eps: f64,
+    dy: &mut [f32],
+    dw: &mut [f32],
+) {
+    let width = weight.len();
+    for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
+        let scale = 1.0 / (sum_of_squares(x) / width as f32 + eps as f32).sqrt();
+        let mut along = [0.0f32; LANES];
+        for (at, ((x, g), w)) in x.iter().zip(&*dy).zip(weight).enumerate() {
+            along[at % LANES] += x * g * w;
+        }
+        let along = along.iter().sum::<f32>() * scale.powi(3) / width as f32;
+        for (((x, dy), w), dw) in x.iter().zip(dy).zip(weight).zip(&mut *dw) {
+            *dw += *dy * x * scale;
+            *dy = *dy * w * scale - x * along;
+        }
+    }
+}
+
+/// `silu(gate) * up`, with `silu(x) = x / (1 + e^-x)` (arXiv:2002.05202).
+pub(super) fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let mut out = gate.to_vec();
+    out.par_chunks_mut(TASK)
         .zip(up.par_chunks(TASK))
         .for_each(|(gate, up)| {
             for (g, u) in gate.iter_mut().zip(up) {
                 *g = *g / (1.0 + (-*g).exp()) * u;
+            }
+        });
+    out
+}
+
+/// The gradients of gate and up from that of [`swiglu`], `d`, in place of `gate` and `up`.
+/// With `s = 1 / (1 + e^-g)`: `d u s (1 + g (1 - s))` and `d g s`.
+pub(super) fn swiglu_backward(gate: &mut [f32], up: &mut [f32], d: &[f32]) {
+    gate.par_chunks_mut(TASK)
+        .zip(up.par_chunks_mut(TASK))
+        .zip(d.par_chunks(TASK))
+        .for_each(|((gate, up), d)| {
+            for ((g, u), d) in gate.iter_mut().zip(up).zip(d) {
+                let sigmoid = 1.0 / (1.0 + (-*g).exp());
+                let silu = *g * sigmoid;
+                (*g, *u) = (d * *u * sigmoid * (1.0 + *g * (1.0 - sigmoid)), d * silu);
             }
         });
 }
@@ -127,8 +169,7 @@ mod tests {
     fn swiglu_and_softmax_match_their_formulas_in_f64() {
         let x: Vec<f32> = (-200..200).map(|i| i as f32 / 2.0).collect();
         let up: Vec<f32> = x.iter().map(|x| 1.0 - x / 50.0).collect();
-        let mut out = x.clone();
-        swiglu(&mut out, &up);
+        let out = swiglu(&x, &up);
         let silu = |x: f64| x / (1.0 + (-x).exp());
         let exact: Vec<f64> = x
             .iter()

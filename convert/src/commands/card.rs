@@ -7,20 +7,104 @@ use anemone_schemas::manifest::Manifest;
 use anemone_schemas::report::QualityReport;
 use serde_json::{Value, json};
 
-/// The model card, `README.md`, with Hugging Face front matter.
-pub(super) fn model_card(manifest: &Manifest, report: Option<&QualityReport>) -> String {
+use super::notices::Base;
+use super::recipe::Recipe;
+
+/// What a model card is made of.
+pub(super) struct Card<'a> {
+    pub(super) manifest: &'a Manifest,
+    pub(super) report: Option<&'a QualityReport>,
+    pub(super) base: &'a Base,
+    pub(super) recipe: Option<Recipe>,
+}
+
+impl Card<'_> {
+    /// The card, `README.md`, with Hugging Face front matter.
+    pub(super) fn text(&self) -> String {
+        let mut out = self.front_matter();
+        out.push_str(&body(self.manifest, self.report));
+        if let Some(recipe) = &self.recipe {
+            let _ = write!(
+                out,
+                "\n## How it was made\n\n```sh\n{}\n```\n\nwith {}, from the checkpoint with \
+                 fingerprint `{}`{}.\n",
+                recipe.commands.join("\n"),
+                recipe.producer,
+                recipe.store.source_fingerprint,
+                match &recipe.store.calibration {
+                    Some(hash) => format!(", calibrated on text with SHA-256 `{hash}`"),
+                    None => String::new(),
+                }
+            );
+        }
+        let licence = self
+            .base
+            .license_name
+            .as_ref()
+            .or(self.base.license.as_ref());
+        let _ = match licence {
+            Some(name) => write!(
+                out,
+                "\n## Licence\n\nThat of the base model: {name}. Its licence and notices are in \
+                 this folder where the base model has them.\n"
+            ),
+            None => write!(
+                out,
+                "\n## Licence\n\nThat of the base model, which was not known when this card was \
+                 written.\n"
+            ),
+        };
+        out
+    }
+
+    fn front_matter(&self) -> String {
+        let mut out = format!("---\nbase_model: {}\n", yaml(&self.manifest.model.name));
+        out.push_str("base_model_relation: quantized\nlibrary_name: anemone\n");
+        let base = self.base;
+        for (key, value) in [
+            ("license", &base.license),
+            ("license_name", &base.license_name),
+            ("license_link", &base.license_link),
+        ] {
+            if let Some(value) = value {
+                let _ = writeln!(out, "{key}: {}", yaml(value));
+            }
+        }
+        if !base.language.is_empty() {
+            out.push_str("language:\n");
+            for language in &base.language {
+                let _ = writeln!(out, "- {}", yaml(language));
+            }
+        }
+        out.push_str("pipeline_tag: text-generation\ntags:\n- core-ai\n- apple-neural-engine\n");
+        let bits = self.manifest.model.quantization.split('-').next();
+        let _ = writeln!(out, "- {}\n---\n", yaml(bits.unwrap_or("lut4")));
+        out
+    }
+}
+
+/// A YAML scalar: as it is where that is safe, else in quotes.
+fn yaml(text: &str) -> String {
+    let plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && !["yes", "no", "true", "false", "null", "on", "off"]
+            .contains(&text.to_ascii_lowercase().as_str())
+        && !text.contains(": ")
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_./:+ ".contains(&b));
+    if plain {
+        text.to_string()
+    } else {
+        json!(text).to_string()
+    }
+}
+
+fn body(manifest: &Manifest, report: Option<&QualityReport>) -> String {
     let m = &manifest.model;
     let mut out = String::new();
     let _ = write!(
         out,
-        "---\n\
-         base_model: {name}\n\
-         base_model_relation: quantized\n\
-         library_name: anemone\n\
-         pipeline_tag: text-generation\n\
-         tags:\n- core-ai\n- apple-neural-engine\n- lut4\n\
-         ---\n\n\
-         # {name} for the Apple Neural Engine\n\n\
+        "# {name} for the Apple Neural Engine\n\n\
          Chunk programs (`.aimodel`) of {name}, weights in {quant}, written by {producer}.\n\n\
          ## What is inside\n\n\
          | part | contents |\n|---|---|\n",
@@ -118,4 +202,25 @@ pub(super) fn bundle_metadata(manifest: &Manifest) -> Value {
         "compression": m.quantization,
         "compilation": { "targets": [] },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::yaml;
+
+    #[test]
+    fn values_that_yaml_would_read_otherwise_are_quoted() {
+        for (text, scalar) in [
+            ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+            ("apache-2.0", "apache-2.0"),
+            ("no", "\"no\""),
+            ("1.0", "\"1.0\""),
+            ("a: b", "\"a: b\""),
+            ("x\ninjected: y", "\"x\\ninjected: y\""),
+            ("[x]", "\"[x]\""),
+            ("", "\"\""),
+        ] {
+            assert_eq!(yaml(text), scalar);
+        }
+    }
 }

@@ -7,14 +7,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anemone_calib::Weights;
 use anemone_runtime::engine::Engine;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::report::{QualityReport, Student};
-use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::Store;
 use anemone_schemas::tokenizer::ChatMessage;
 
+use super::affine::{AFFINE_GROUP, AffineWeights};
 use super::eval::{self, Candidate, Entry};
 use super::package::{self, PackageOptions};
 use super::quantize::{self, QuantizeOptions};
@@ -24,12 +23,10 @@ use super::verify;
 use crate::embedded;
 use crate::error::Error;
 use crate::lower::{Chunks, Forms, StoreWeights};
-use crate::quantize::{Matrix, Method, affine_round_trip};
+use crate::quantize::Method;
 use crate::stop::Stop;
 use crate::ui::Ui;
 
-/// Columns that share a scale and a bias (bf16 each) in the comparison row.
-const AFFINE_GROUP: usize = 64;
 const WINDOW: usize = 256;
 const CALIBRATION_TOKENS: usize = 32_768;
 const EVALUATION_TOKENS: usize = 4096;
@@ -65,7 +62,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
     let vocab = tokenizer.size();
 
     let mut rows: Vec<Row> = Vec::new();
-    let rtn = RtnWeights {
+    let rtn = AffineWeights {
         checkpoint: &checkpoint,
     };
     let entry = Entry {
@@ -86,7 +83,9 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
                 model: model.clone(),
                 output: store_dir.clone(),
                 method,
+                guided: false,
                 bits: 4,
+                rules: Vec::new(),
                 calibration: Vec::new(),
                 tokens: CALIBRATION_TOKENS,
                 window: WINDOW,
@@ -140,6 +139,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
         &PackageOptions {
             folder: folder.clone(),
             report: Some(report_path),
+            ..PackageOptions::default()
         },
         ui,
     )?;
@@ -265,37 +265,4 @@ fn table_row(student: &Student, row: &Row) -> String {
     }
     out.push('\n');
     out
-}
-
-/// The checkpoint with every matrix rounded to affine groups, as MLX's default does.
-struct RtnWeights<'a> {
-    checkpoint: &'a Checkpoint,
-}
-
-impl Weights for RtnWeights<'_> {
-    fn spec(&self) -> &ModelSpec {
-        self.checkpoint.spec()
-    }
-
-    fn load(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), anemone_calib::Error> {
-        let (shape, weights) = self.checkpoint.load(name)?;
-        let layers = self.spec().layers;
-        let quantized =
-            name == LM_HEAD || (0..layers).any(|l| Linear::ALL.iter().any(|m| m.tensor(l) == name));
-        if !quantized {
-            return Ok((shape, weights));
-        }
-        let matrix = Matrix {
-            name,
-            rows: shape[0],
-            cols: shape[1],
-            data: &weights,
-        };
-        let rounded = affine_round_trip(matrix, 4, AFFINE_GROUP);
-        let rounded = rounded.map_err(|e| anemone_calib::Error::Weight {
-            tensor: name.to_string(),
-            source: Box::new(e),
-        })?;
-        Ok((shape, rounded))
-    }
 }

@@ -1,12 +1,13 @@
 //! `eval`: how far quantized models lie from the bf16 teacher.
 //!
-//! The teacher's final hidden states of all windows are computed once, layer by
-//! layer. Then, window by window, the teacher's logits meet each student's over the
+//! The final hidden states of all windows are computed layer by layer, for the teacher and each
+//! student. Then, window by window, the teacher's logits meet each student's over the
 //! whole vocabulary the tokenizer knows, and only the measures are kept.
 
+use std::fs;
 use std::path::PathBuf;
 
-use anemone_calib::{Kl, Teacher, Weights};
+use anemone_calib::{Kl, Shingles, Teacher, Weights};
 use anemone_runtime::engine::Engine;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::report::{
@@ -14,6 +15,7 @@ use anemone_schemas::report::{
 };
 use anemone_schemas::store::Store;
 
+use super::quantize::CALIBRATION_FILE;
 use super::target::{quantization_name, store_spec};
 use super::text::{self, Budget, TextSet, TextSource};
 use crate::error::Error;
@@ -44,6 +46,8 @@ pub struct EvalOptions {
 pub enum Candidate<'a> {
     /// Weights run in the teacher's graph.
     Weights(&'a dyn Weights),
+    /// The same with other output layers than its own: a student for each of them, by name.
+    Heads(&'a dyn Weights, Vec<(String, &'a dyn Weights)>),
     /// A model folder, run on its programs.
     Folder(&'a Engine),
 }
@@ -97,8 +101,34 @@ pub fn run(options: &EvalOptions, ui: Ui, stop: &Stop) -> Result<QualityReport, 
     if entries.is_empty() {
         return Err(Error::usage("nothing to measure").hint("pass `--store`, `--folder` or both"));
     }
+    if let Some(store) = &store {
+        note_overlap(store, &sets, ui)?;
+    }
     let students = measure(&checkpoint, &sets, tokenizer.size(), entries, ui, stop)?;
     Ok(report(&checkpoint, &sets, students))
+}
+
+/// Says so if a store was calibrated on some of the text it is measured on, which makes it look
+/// better than it is.
+pub(super) fn note_overlap(store: &Store, sets: &[TextSet], ui: Ui) -> Result<(), Error> {
+    let path = store.dir().join(CALIBRATION_FILE);
+    let Ok(bytes) = fs::read(&path) else {
+        return Ok(());
+    };
+    let calibration: Shingles = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))?;
+    for set in sets {
+        let share = calibration.share_of(&set.corpus);
+        if share > 0.0 {
+            ui.note(&format!(
+                "{:.1}% of text set `{}` is in the calibration text of the store: its \
+                 measures flatter the store",
+                100.0 * share,
+                set.name
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The report of measured students.
@@ -124,16 +154,17 @@ pub(super) fn report(
     }
 }
 
-/// Final hidden states of all windows of some weights, and their output layer.
+/// Final hidden states of all windows of some weights, and one or more output layers.
 struct Finished<'a> {
     teacher: Teacher<'a>,
     hidden: Vec<Vec<f32>>,
-    head: Vec<f32>,
+    heads: Vec<Vec<f32>>,
 }
 
 impl<'a> Finished<'a> {
     fn run(
         weights: &'a dyn Weights,
+        heads: &[&dyn Weights],
         windows: &[Vec<u32>],
         name: &str,
         ui: Ui,
@@ -149,16 +180,19 @@ impl<'a> Finished<'a> {
             stage.step(&format!("{name}: layer {layer}"));
         }
         let hidden = teacher.final_norm(&hidden)?.0;
-        let head = teacher.head()?;
+        let heads = heads.iter().map(|w| Teacher::new(*w).head());
+        let heads = heads.collect::<Result<_, _>>()?;
         Ok(Self {
             teacher,
             hidden,
-            head,
+            heads,
         })
     }
 
-    fn logits(&self, window: usize) -> Result<Vec<f32>, Error> {
-        Ok(self.teacher.logits(&self.hidden[window], &self.head)?)
+    fn logits(&self, window: usize, head: usize) -> Result<Vec<f32>, Error> {
+        Ok(self
+            .teacher
+            .logits(&self.hidden[window], &self.heads[head])?)
     }
 }
 
@@ -167,7 +201,18 @@ enum Ready<'a> {
     Folder(&'a Engine),
 }
 
-/// Measures every entry against the teacher on all sets.
+/// A student while it is measured.
+struct Running {
+    name: String,
+    measured: Measured,
+    /// Which of the entries, and which of its output layers.
+    of: (usize, usize),
+    sets: Vec<SetQuality>,
+    kl: Kl,
+}
+
+/// Measures every entry against the teacher on all sets. The teacher's logits of a window are
+/// computed once and meet those of all students.
 ///
 /// # Errors
 /// Failures of either side, or an interruption.
@@ -184,54 +229,94 @@ pub fn measure(
         .flat_map(|s| s.corpus.windows().to_vec())
         .collect();
     let rows = teacher.spec().vocab;
-    let reference = Finished::run(teacher, &windows, "teacher", ui, stop)?;
-    let mut students = Vec::new();
+    let reference = Finished::run(teacher, &[teacher], &windows, "teacher", ui, stop)?;
+    let mut ready = Vec::new();
+    let mut running = Vec::new();
     for entry in entries {
-        let (measured, ready) = match entry.candidate {
-            Candidate::Weights(w) => (
-                Measured::Simulator,
-                Ready::Weights(Finished::run(w, &windows, &entry.name, ui, stop)?),
-            ),
-            Candidate::Folder(e) => (Measured::ShippedPrograms, Ready::Folder(e)),
+        let (own, heads) = match &entry.candidate {
+            Candidate::Weights(w) => (Some(*w), vec![(entry.name.clone(), *w)]),
+            Candidate::Heads(w, heads) => {
+                let named = heads.iter();
+                let named = named.map(|(head, w)| (format!("{}, {head}", entry.name), *w));
+                (Some(*w), named.collect())
+            }
+            Candidate::Folder(_) => (None, Vec::new()),
         };
-        let stage = ui.stage("eval", windows.len());
-        let mut next = 0;
-        let mut measures = Vec::new();
-        for set in sets {
-            let mut kl = Kl::new();
-            for window in set.corpus.windows() {
+        let mut student = |name: String, measured, head| {
+            running.push(Running {
+                name,
+                measured,
+                of: (ready.len(), head),
+                sets: Vec::new(),
+                kl: Kl::new(),
+            });
+        };
+        if let Candidate::Folder(engine) = entry.candidate {
+            student(entry.name, Measured::ShippedPrograms, 0);
+            ready.push(Ready::Folder(engine));
+        } else if let Some(own) = own {
+            let tables: Vec<&dyn Weights> = heads.iter().map(|h| h.1).collect();
+            for (head, (name, _)) in heads.into_iter().enumerate() {
+                student(name, Measured::Simulator, head);
+            }
+            let finished = Finished::run(own, &tables, &windows, &entry.name, ui, stop)?;
+            ready.push(Ready::Weights(finished));
+        }
+    }
+    let stage = ui.stage("eval", windows.len());
+    let mut next = 0;
+    for set in sets {
+        let mut ends = Vec::new();
+        for window in set.corpus.windows() {
+            let expected = reference.logits(next, 0)?;
+            let next_ids = window[1..].iter().map(|&id| Some(id)).chain([None]);
+            let targets: Vec<Option<u32>> = next_ids.collect();
+            for student in &mut running {
                 stop.check()?;
-                let expected = reference.logits(next)?;
-                let found = match &ready {
-                    Ready::Weights(f) => f.logits(next)?,
+                let found = match &ready[student.of.0] {
+                    Ready::Weights(f) => f.logits(next, student.of.1)?,
                     Ready::Folder(e) => e.logits(window)?,
                 };
-                let next_ids = window[1..].iter().map(|&id| Some(id)).chain([None]);
-                let targets: Vec<Option<u32>> = next_ids.collect();
-                kl.add_rows(&expected, &found, rows, tokenizer_vocab, &targets)?;
-                next += 1;
-                stage.step(&format!("{}: {}", entry.name, set.name));
+                student
+                    .kl
+                    .add_rows(&expected, &found, rows, tokenizer_vocab, &targets)?;
             }
-            measures.push(quality(&set.name, &kl)?);
+            next += 1;
+            ends.push(window.len());
+            stage.step(&set.name);
         }
-        students.push(Student {
-            name: entry.name,
-            measured,
-            sets: measures,
-        });
+        for student in &mut running {
+            let kl = std::mem::take(&mut student.kl);
+            student.sets.push(quality(&set.name, &kl, &ends)?);
+        }
     }
-    Ok(students)
+    let students = running.into_iter().map(|r| Student {
+        name: r.name,
+        measured: r.measured,
+        sets: r.sets,
+    });
+    Ok(students.collect())
 }
 
-fn quality(set: &str, kl: &Kl) -> Result<SetQuality, Error> {
+fn quality(set: &str, kl: &Kl, windows: &[usize]) -> Result<SetQuality, Error> {
     let s = kl
         .summary()
         .ok_or_else(|| Error::bad_input(format!("text set `{set}` has no tokens")))?;
+    let mut rest = kl.divergences();
+    let kl_windows: Vec<f64> = windows
+        .iter()
+        .map(|&length| {
+            let (own, others) = rest.split_at(length);
+            rest = others;
+            own.iter().sum::<f64>() / length as f64
+        })
+        .collect();
     Ok(SetQuality {
         set: set.to_string(),
         tokens: s.tokens,
         kl_mean: s.mean,
-        kl_ci95: s.ci95,
+        kl_ci95: over_windows(s.mean, &kl_windows, windows).unwrap_or(s.ci95),
+        kl_windows,
         kl_median: s.median,
         kl_p90: s.p90,
         kl_p99: s.p99,
@@ -241,4 +326,20 @@ fn quality(set: &str, kl: &Kl) -> Result<SetQuality, Error> {
         ppl_teacher: s.ppl_teacher,
         ppl_student: s.ppl_student,
     })
+}
+
+/// Half width of the 95% interval of a mean over tokens that come in windows: the
+/// variance of a ratio of two sums over windows, deviation and length.
+fn over_windows(mean: f64, means: &[f64], lengths: &[usize]) -> Option<f64> {
+    let n = means.len() as f64;
+    if means.len() < 2 {
+        return None;
+    }
+    let tokens: f64 = lengths.iter().map(|&l| l as f64).sum();
+    let deviations = means
+        .iter()
+        .zip(lengths)
+        .map(|(m, &l)| (m - mean) * l as f64);
+    let variance = deviations.map(|d| d * d).sum::<f64>() * n / (n - 1.0);
+    Some(1.96 * variance.sqrt() / tokens)
 }

@@ -5,13 +5,16 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use anemone_schemas::hex;
 use anemone_schemas::manifest::{FileInfo, MANIFEST_FILE};
 use sha2::{Digest, Sha256};
 
 const SLAB: usize = 1 << 20;
+/// Files of a folder under construction that the finished one does not have.
+const NOT_CONTENT: [&str; 3] = ["steps.json", "steps.json.partial", "anemone.json.partial"];
 
 /// Feeds `len` bytes from `offset` of a file to `sink`, a slab at a time.
-fn stream(
+pub(super) fn stream(
     path: &Path,
     offset: u64,
     len: u64,
@@ -44,7 +47,7 @@ pub(super) fn copy_range(from: &Path, offset: u64, len: u64, to: &Path) -> io::R
 }
 
 /// Size and SHA-256 of a file.
-pub(super) fn file_info(path: &Path) -> io::Result<FileInfo> {
+pub(crate) fn file_info(path: &Path) -> io::Result<FileInfo> {
     let bytes = fs::metadata(path)?.len();
     let mut hash = Sha256::new();
     stream(path, 0, bytes, |slab| {
@@ -57,18 +60,9 @@ pub(super) fn file_info(path: &Path) -> io::Result<FileInfo> {
     })
 }
 
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut out, b| {
-        let _ = write!(out, "{b:02x}");
-        out
-    })
-}
-
 /// Relative paths of all regular files below `folder`, sorted, with `/` between
 /// components.
-pub(super) fn list(folder: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn list(folder: &Path) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     let mut open = vec![String::new()];
     while let Some(prefix) = open.pop() {
@@ -93,13 +87,20 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// Digests of every file below `folder` but the manifest.
-pub(super) fn digest_folder(folder: &Path) -> io::Result<BTreeMap<String, FileInfo>> {
+/// Digests of every file below `folder` but the manifest and what is half-written;
+/// those in `known` are taken as they are.
+pub(super) fn digest_folder(
+    folder: &Path,
+    known: &BTreeMap<String, FileInfo>,
+) -> io::Result<BTreeMap<String, FileInfo>> {
     list(folder)?
         .into_iter()
-        .filter(|path| path != MANIFEST_FILE)
+        .filter(|path| path != MANIFEST_FILE && !NOT_CONTENT.contains(&path.as_str()))
         .map(|path| {
-            let info = file_info(&folder.join(&path))?;
+            let info = match known.get(&path) {
+                Some(info) => info.clone(),
+                None => file_info(&folder.join(&path))?,
+            };
             Ok((path, info))
         })
         .collect()

@@ -194,6 +194,27 @@ fn folder(path: &Path) -> Result<String, Error> {
             megabytes(bytes)
         );
     }
+    if let Some(d) = &m.drafter {
+        let files = m
+            .files
+            .iter()
+            .filter(|(p, _)| p.starts_with(&format!("{}/", d.path)));
+        let bytes: u64 = files.map(|(_, f)| f.bytes).sum();
+        let _ = writeln!(
+            out,
+            "{}: {:?} drafter, {} guesses from a block of {}, taps {:?}, weights {}, output layer \
+             {:?}, embedding {}, {}",
+            d.path,
+            d.kind,
+            d.guesses,
+            d.block,
+            d.taps,
+            d.weights,
+            d.head,
+            d.embedding.path,
+            megabytes(bytes)
+        );
+    }
     Ok(out)
 }
 

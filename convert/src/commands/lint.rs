@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anemone_schemas::aimodel::asset;
 use anemone_schemas::aimodel::ir::Module;
+use anemone_schemas::manifest::Manifest;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -34,7 +35,7 @@ pub struct LintReport {
     pub programs: Vec<ProgramReport>,
 }
 
-/// Lints an `.aimodel`, or all of them in a folder.
+/// Lints an `.aimodel`, or all of them in a folder but the drafter of a model folder.
 ///
 /// # Errors
 /// If there is none, or one is damaged.
@@ -80,6 +81,10 @@ fn assets(path: &Path) -> Result<Vec<PathBuf>, Error> {
         if entry.join(PROGRAM).exists() {
             found.push(entry);
         }
+    }
+    // A drafter is made for the GPU, which has other rules.
+    if let Ok(Some(drafter)) = Manifest::read(path).map(|m| m.drafter) {
+        found.retain(|asset| *asset != path.join(&drafter.path));
     }
     found.sort();
     if found.is_empty() {

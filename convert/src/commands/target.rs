@@ -1,33 +1,38 @@
 //! `target`: quantized store in, model folder of chunk programs out.
 
+mod apple;
+
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::aimodel::asset::{self, Metadata};
-use anemone_schemas::atomic::AtomicDir;
 use anemone_schemas::exit::Exit;
 use anemone_schemas::manifest::{
-    Chunk, FunctionInfo, MANIFEST_VERSION, Manifest, ModelInfo, RopeTable, TableFile,
+    Chunk, FileInfo, FunctionInfo, MANIFEST_VERSION, Manifest, ModelInfo, RopeTable, TableFile,
 };
 use anemone_schemas::spec::{EMBEDDING, ModelSpec};
 use anemone_schemas::store::{DenseElem, Store};
 
 use super::files::{copy_range, digest_folder};
 use super::lint::first_error;
+use super::notices;
 use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
+use super::recipe::Recipe;
 use super::text::open_tokenizer;
 use crate::error::Error;
 use crate::lower::{
-    Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size, function_name, lower_chunk,
-    plan_chunks,
+    ChunkPlan, Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size, function_name,
+    lower_chunk, plan_chunks,
 };
 use crate::stop::Stop;
 use crate::ui::Ui;
+use crate::work::Work;
+
+pub use apple::run_apple;
 
 /// Folder of the tokenizer files in a model folder.
-pub(super) const TOKENIZER_DIR: &str = "tokenizer";
+pub(crate) const TOKENIZER_DIR: &str = "tokenizer";
 const EMBEDDING_FILE: &str = "embedding.f16";
 
 /// What to lower and into which programs.
@@ -94,37 +99,33 @@ pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
     serde_json::from_str(&text).map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
 }
 
-/// What the command would write, exact to the byte, without writing.
+/// What the command would write.
+pub(crate) struct Sizes {
+    /// Names and bytes, exact for programs and embedding.
+    pub(crate) files: Vec<(String, u64)>,
+    /// Memory that the dearest program takes to make, in bytes.
+    pub(crate) peak_memory: u64,
+}
+
+/// What the command would write and how much memory it takes, without writing.
 ///
 /// # Errors
 /// As [`run`].
-pub fn dry_run(options: &TargetOptions) -> Result<String, Error> {
+pub(crate) fn sizes(options: &TargetOptions) -> Result<Sizes, Error> {
     let store = Store::open(&options.store)?;
     let spec = store_spec(&store)?;
     let vocab = open_tokenizer(store.dir())?.size();
     let plan = options.plan(&store, &spec, vocab)?;
-    let mut out = format!(
-        "contexts {:?}, widths {:?}\n{:<20} {:>9} {:>15} {:>15}\n",
-        plan.contexts, plan.widths, "program", "layers", "weights, bytes", "file, bytes"
-    );
+    let mut files = Vec::new();
+    let mut peak_memory = 0;
     for (i, chunk) in plan.chunks.iter().enumerate() {
         let size = chunk_size(&store, &plan, chunk)?;
-        let _ = writeln!(
-            out,
-            "{:<20} {:>9} {:>15} {:>15}",
-            format!("chunk_{i}.aimodel"),
-            format!("{}..{}", chunk.layers.start, chunk.layers.end),
-            size.weight_bytes,
-            size.file_bytes
-        );
+        let layers = format!("layers {}..{}", chunk.layers.start, chunk.layers.end);
+        files.push((format!("chunk_{i}.aimodel, {layers}"), size.file_bytes));
+        peak_memory = peak_memory.max(size.peak_memory());
     }
-    let table = store.dense(EMBEDDING)?.len;
-    let _ = writeln!(
-        out,
-        "{EMBEDDING_FILE:<20} {:>9} {table:>15} {table:>15}",
-        ""
-    );
-    Ok(out)
+    files.push((EMBEDDING_FILE.to_string(), store.dense(EMBEDDING)?.len));
+    Ok(Sizes { files, peak_memory })
 }
 
 /// Runs the command. The folder appears whole or not at all.
@@ -138,33 +139,27 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     source.check_fits(spec.vocab)?;
     let tokenizer_vocab = source.size();
     let plan = options.plan(&store, &spec, tokenizer_vocab)?;
-    let staged = AtomicDir::create(&options.output).map_err(|e| {
-        Error::new(Exit::Usage, e.to_string())
-            .hint("choose another output folder, or pass `--overwrite`")
-    })?;
+    let recipe = Recipe::new(options, &store, &plan);
+    if recipe.is_finished(&options.output) {
+        ui.note("the model folder is complete already");
+        return Ok(Manifest::read(&options.output)?);
+    }
+    let mut work = Work::open(&options.output, &recipe.key)?;
     let stage = ui.stage("target", plan.chunks.len() + 2);
     let mut chunks = Vec::new();
     for (i, chunk) in plan.chunks.iter().enumerate() {
         stop.check()?;
         let path = format!("chunk_{i}.aimodel");
-        let module = lower_chunk(&store, &plan, chunk)?;
-        if let Some(broken) = first_error(&module) {
-            return Err(Error::new(
-                Exit::Verification,
-                format!("`{path}`: {broken}"),
-            ));
+        if !work.has(&path)? {
+            write_chunk(
+                &store,
+                &plan,
+                chunk,
+                &options.name,
+                &work.path().join(&path),
+            )?;
+            work.finished(&path)?;
         }
-        let metadata = Metadata {
-            producer: Some(crate::PRODUCER.to_string()),
-            description: Some(format!(
-                "{}: layers {} to {}",
-                options.name,
-                chunk.layers.start,
-                chunk.layers.end - 1
-            )),
-            ..Metadata::default()
-        };
-        asset::write_asset(&staged.path().join(&path), &module, &metadata)?;
         chunks.push(Chunk {
             path,
             layers: [chunk.layers.start, chunk.layers.end],
@@ -185,14 +180,27 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         stage.step(&format!("chunk {i}"));
     }
     stop.check()?;
-    write_embedding(&store, &staged.path().join(EMBEDDING_FILE))?;
-    stage.step("embedding");
-    let tokenizer_dir = staged.path().join(TOKENIZER_DIR);
-    fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
-    for name in source.files() {
-        let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
-        fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
+    if !work.has(EMBEDDING_FILE)? {
+        write_embedding(&store, &work.path().join(EMBEDDING_FILE))?;
+        work.finished(EMBEDDING_FILE)?;
     }
+    stage.step("embedding");
+    let tokenizer_dir = work.path().join(TOKENIZER_DIR);
+    if !work.has(TOKENIZER_DIR)? {
+        fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
+        for name in source.files() {
+            let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
+            fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
+        }
+        work.finished(TOKENIZER_DIR)?;
+    }
+    for file in &store.manifest().files {
+        if notices::travels(&file.name) {
+            let (from, to) = (store.dir().join(&file.name), work.path().join(&file.name));
+            fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
+        }
+    }
+    recipe.write(work.path())?;
     let tokenizer = open_tokenizer(&tokenizer_dir)?;
     let provenance = &store.manifest().provenance;
     let mut stops = tokenizer.stop_ids();
@@ -229,19 +237,50 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         contexts: plan.contexts.clone(),
         widths: plan.widths.clone(),
         offset_multiple: 4,
+        drafter: None,
         files: BTreeMap::new(),
     };
-    let manifest = finish(manifest, staged.path())?;
+    let manifest = finish(manifest, work.path(), &work.files())?;
     stage.step("manifest");
-    staged
-        .commit()
-        .map_err(|e| Error::io(&options.output, &e))?;
+    work.commit()?;
     Ok(manifest)
 }
 
-/// Records the digests of all files and writes the manifest.
-pub(super) fn finish(mut manifest: Manifest, folder: &Path) -> Result<Manifest, Error> {
-    manifest.files = digest_folder(folder).map_err(|e| Error::io(folder, &e))?;
+/// Lowers a chunk and writes its program.
+fn write_chunk(
+    store: &Store,
+    plan: &TargetPlan,
+    chunk: &ChunkPlan,
+    name: &str,
+    path: &Path,
+) -> Result<(), Error> {
+    let module = lower_chunk(store, plan, chunk)?;
+    if let Some(broken) = first_error(&module) {
+        return Err(Error::new(
+            Exit::Verification,
+            format!("`{}`: {broken}", path.display()),
+        ));
+    }
+    let metadata = Metadata {
+        producer: Some(crate::PRODUCER.to_string()),
+        description: Some(format!(
+            "{name}: layers {} to {}",
+            chunk.layers.start,
+            chunk.layers.end - 1
+        )),
+        ..Metadata::default()
+    };
+    asset::write_asset(path, &module, &metadata)?;
+    Ok(())
+}
+
+/// Records the digests of all files, of which some are `known`, and writes the manifest.
+pub(super) fn finish(
+    mut manifest: Manifest,
+    folder: &Path,
+    known: &BTreeMap<String, FileInfo>,
+) -> Result<Manifest, Error> {
+    manifest.files = digest_folder(folder, known).map_err(|e| Error::io(folder, &e))?;
     manifest.write(folder).map_err(|e| Error::io(folder, &e))?;
     Ok(manifest)
 }

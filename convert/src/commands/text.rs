@@ -13,7 +13,7 @@ use crate::error::Error;
 
 /// Order in which windows are taken from a file; fixed, so that a budget always means
 /// the same text.
-const SEED: u64 = 0;
+pub(super) const SEED: u64 = 0;
 
 /// A named text file, `NAME=FILE` or `FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]

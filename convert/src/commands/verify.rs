@@ -1,104 +1,159 @@
 //! `verify`: is a model folder whole, and will it run?
+//!
+//! Every byte is read and hashed once: a program against the digest in its own asset,
+//! which must be the one in the manifest, and every other file against the manifest.
 
-use std::collections::BTreeSet;
+mod drafter;
+mod interface;
+mod tokenizer;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use anemone_schemas::aimodel::ir::{Elem, Module, Type};
 use anemone_schemas::aimodel::{asset, check};
 use anemone_schemas::exit::Exit;
-use anemone_schemas::manifest::{Chunk, MANIFEST_FILE, Manifest};
-use anemone_schemas::tokenizer::{ChatMessage, TokenizerFolder};
+use anemone_schemas::hex;
+use anemone_schemas::manifest::{FileInfo, MANIFEST_FILE, Manifest, TableFile};
 
 use super::files::{file_info, list};
+use super::findings::{Class, Finding};
 use super::lint::first_error;
 use super::package::BUNDLE_FILE;
-use super::target::TOKENIZER_DIR;
-use super::text::open_tokenizer;
 use crate::error::Error;
 use crate::ui::Ui;
 
-/// Texts every tokenizer must bring back unchanged.
-const PROBES: [&str; 4] = [
-    "Hello, world!",
-    "fn main() { let x = 1; }\n\tindented",
-    "naïve café, 東京, Ω≈ç√",
-    "  two  spaces and 12345.678",
-];
+pub(super) use tokenizer::{PROBES_FILE, conversations, probe_file};
 
-/// Checks everything `verify` checks.
+/// Program of an asset and its digest.
+const PROGRAM: &str = "main.mlirb";
+const DIGEST: &str = "main.hash";
+
+const DOWNLOAD_AGAIN: &str = "download or convert the folder again";
+
+/// Checks everything that can be checked without running the model.
 ///
 /// # Errors
-/// The first thing that is wrong, with exit code 6.
+/// The first thing that is fatal or silently wrong, with exit code 6.
 pub fn run(folder: &Path, ui: Ui) -> Result<Manifest, Error> {
-    let stage = ui.stage("verify", 3);
-    let manifest = Manifest::read(folder)?;
-    files(folder, &manifest)?;
-    stage.step("files");
-    programs(folder)?;
-    stage.step("programs");
-    tokenizer(folder, &manifest)?;
-    bundle(folder, &manifest)?;
-    stage.step("tokenizer and bundle");
+    let (manifest, findings) = check_folder(folder, ui)?;
+    for finding in findings {
+        if finding.class == Class::Performance {
+            ui.note(&finding.what);
+        } else {
+            return Err(Error::new(Exit::Verification, finding.what).hint(finding.fix));
+        }
+    }
     Ok(manifest)
 }
 
-fn fail(message: impl Into<String>) -> Error {
-    Error::new(Exit::Verification, message)
+/// All findings on a folder that has a manifest.
+///
+/// # Errors
+/// A manifest that cannot be read, or an I/O error that says nothing about the folder.
+pub fn check_folder(folder: &Path, ui: Ui) -> Result<(Manifest, Vec<Finding>), Error> {
+    let stage = ui.stage("verify", 3);
+    let manifest = Manifest::read(folder)?;
+    let mut findings = files(folder, &manifest)?;
+    stage.step("files");
+    if let Err(e) = opened(folder, &manifest) {
+        findings.push(Finding::new(Class::Fatal, e.message, DOWNLOAD_AGAIN));
+    }
+    stage.step("programs");
+    findings.extend(tokenizer::check(folder, &manifest));
+    findings.extend(bundle(folder, &manifest));
+    stage.step("tokenizer and bundle");
+    Ok((manifest, findings))
 }
 
-/// Every file of the manifest is there with its digest, and none besides.
-fn files(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
+/// Every file of the manifest is there with its size and digest, and none besides.
+/// Programs are hashed when they are opened.
+fn files(folder: &Path, manifest: &Manifest) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
     let found: BTreeSet<String> = list(folder)
         .map_err(|e| Error::io(folder, &e))?
         .into_iter()
         .filter(|p| p != MANIFEST_FILE)
         .collect();
-    if let Some(extra) = found.iter().find(|p| !manifest.files.contains_key(*p)) {
-        return Err(fail(format!(
-            "`{}` is not in the manifest",
-            folder.join(extra).display()
-        )));
+    for extra in found.iter().filter(|p| !manifest.files.contains_key(*p)) {
+        let path = folder.join(extra);
+        findings.push(Finding::new(
+            Class::Silent,
+            format!("`{}` is not in the manifest", path.display()),
+            "remove it, or run `package` to take it in",
+        ));
     }
     for (name, expected) in &manifest.files {
         let path = folder.join(name);
         if !found.contains(name) {
-            return Err(fail(format!("`{}` is missing", path.display()))
-                .hint("the folder was copied or downloaded incompletely"));
+            findings.push(Finding::new(
+                Class::Fatal,
+                format!("`{}` is missing", path.display()),
+                "the folder was copied or downloaded incompletely: do it again",
+            ));
+            continue;
         }
-        let actual = file_info(&path).map_err(|e| Error::io(&path, &e))?;
+        let actual = match program_digest(manifest, folder, name) {
+            Some(info) => info,
+            None => file_info(&path).map_err(|e| Error::io(&path, &e))?,
+        };
         if actual != *expected {
-            return Err(fail(format!(
-                "`{}` has {} bytes and SHA-256 {}, expected {} bytes and {}",
-                path.display(),
-                actual.bytes,
-                actual.sha256,
-                expected.bytes,
-                expected.sha256
-            ))
-            .hint("download or convert the folder again"));
+            findings.push(Finding::new(
+                Class::Fatal,
+                format!(
+                    "`{}` has {} bytes and SHA-256 {}, expected {} bytes and {}",
+                    path.display(),
+                    actual.bytes,
+                    actual.sha256,
+                    expected.bytes,
+                    expected.sha256
+                ),
+                DOWNLOAD_AGAIN,
+            ));
         }
     }
-    Ok(())
+    Ok(findings)
+}
+
+/// What an asset says about its program, which holds if it opens.
+fn program_digest(manifest: &Manifest, folder: &Path, name: &str) -> Option<FileInfo> {
+    let (chunk, file) = name.rsplit_once('/')?;
+    if file != PROGRAM || !program_paths(manifest).any(|path| path == chunk) {
+        return None;
+    }
+    let digest = fs::read(folder.join(chunk).join(DIGEST)).ok()?;
+    Some(FileInfo {
+        bytes: fs::metadata(folder.join(name)).ok()?.len(),
+        sha256: hex(digest.get(..32)?),
+    })
 }
 
 /// The manifest, the embedding's size and the structure of every program.
 ///
 /// # Errors
 /// What is wrong, with the program's name.
-pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
+pub(crate) fn programs(folder: &Path) -> Result<Manifest, Error> {
     let manifest = Manifest::read(folder)?;
-    let table = folder.join(&manifest.embedding.path);
-    let bytes = fs::metadata(&table)
-        .map_err(|e| Error::io(&table, &e))?
-        .len();
-    let expected = manifest.embedding.shape.iter().product::<usize>() as u64 * 2;
-    if bytes != expected {
-        return Err(fail(format!(
-            "`{}` has {bytes} bytes, expected {expected}",
-            table.display()
-        )));
-    }
+    opened(folder, &manifest)?;
+    Ok(manifest)
+}
+
+/// The programs' digests, as opening them has confirmed.
+pub(super) fn program_digests(folder: &Path, manifest: &Manifest) -> BTreeMap<String, FileInfo> {
+    let names = program_paths(manifest).map(|path| format!("{path}/{PROGRAM}"));
+    names
+        .filter_map(|name| program_digest(manifest, folder, &name).map(|info| (name, info)))
+        .collect()
+}
+
+/// Paths of all programs: the chunks', then the drafter's.
+fn program_paths(manifest: &Manifest) -> impl Iterator<Item = &str> {
+    let chunks = manifest.chunks.iter().map(|c| c.path.as_str());
+    chunks.chain(manifest.drafter.iter().map(|d| d.path.as_str()))
+}
+
+fn opened(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
+    table(folder, &manifest.embedding)?;
     for chunk in &manifest.chunks {
         let path = folder.join(&chunk.path);
         let module = asset::open_asset(&path)?;
@@ -106,139 +161,49 @@ pub(super) fn programs(folder: &Path) -> Result<Manifest, Error> {
         if let Some(broken) = first_error(&module) {
             return Err(fail(format!("`{}`: {broken}", path.display())));
         }
-        interface(&manifest, chunk, &module)
+        interface::check(manifest, chunk, &module)
             .map_err(|e| fail(format!("`{}`: {e}", path.display())))?;
     }
-    Ok(manifest)
-}
-
-/// Whether every function of a chunk takes and gives what the engine expects.
-fn interface(manifest: &Manifest, chunk: &Chunk, module: &Module) -> Result<(), String> {
-    let m = &manifest.model;
-    let layers = chunk.layers[1] - chunk.layers[0];
-    for function in &chunk.functions {
-        let graph = module
-            .graph(&function.name)
-            .ok_or_else(|| format!("no function `{}`", function.name))?;
-        let (c, w) = (function.context, function.width);
-        let cache = vec![layers, 1, m.kv_channels, 1, c];
-        let inputs = [
-            ("transformer_input", Elem::F16, vec![1, w, 1, m.hidden]),
-            ("rope_cos", Elem::F16, vec![1, 1, w, m.head_dim]),
-            ("rope_sin", Elem::F16, vec![1, 1, w, m.head_dim]),
-            ("in_step", Elem::Si32, vec![1]),
-            ("causal_mask", Elem::F16, vec![1, c, 1, w]),
-            ("key_cache", Elem::F16, cache.clone()),
-            ("value_cache", Elem::F16, cache),
-        ];
-        for (name, elem, shape) in inputs {
-            let Some((_, value)) = graph.inputs.iter().find(|(n, _)| *n == Some(name)) else {
-                return Err(format!("`{}` has no input `{name}`", function.name));
-            };
-            let mut ty = module.value_type(*value);
-            if let Type::Handle(inner) = module.ty(ty) {
-                ty = *inner;
-            }
-            let found = match module.ty(ty) {
-                Type::Tensor(t) => Some((t.elem, t.dims().unwrap_or_default())),
-                _ => None,
-            };
-            if found.as_ref() != Some(&(elem, shape.clone())) {
-                return Err(format!(
-                    "input `{name}` of `{}` is {found:?}, expected {elem:?} {shape:?}",
-                    function.name
-                ));
-            }
-        }
-        let mut outputs: Vec<String> = chunk.taps.iter().map(|t| format!("tap_{t}")).collect();
-        let has = |name: &str| graph.outputs.iter().any(|(n, _)| *n == Some(name));
-        // The choice of ids may be left to the host.
-        outputs.push(match chunk.head {
-            true if has("out_logits") => "out_logits".into(),
-            true => "out_ids".into(),
-            false => "out_hidden".into(),
-        });
-        for name in outputs {
-            if !has(&name) {
-                return Err(format!("`{}` has no output `{name}`", function.name));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The tokenizer loads, agrees with the manifest, brings probe texts back and renders
-/// conversations.
-fn tokenizer(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
-    let dir = folder.join(TOKENIZER_DIR);
-    let tokenizer = open_tokenizer(&dir)?;
-    let known = tokenizer.size();
-    if known != manifest.model.tokenizer_vocab {
-        return Err(fail(format!(
-            "`{}` knows {known} ids, the manifest says {}",
-            dir.display(),
-            manifest.model.tokenizer_vocab
-        )));
-    }
-    for probe in PROBES {
-        let ids = tokenizer.encode(probe, false)?;
-        let back = tokenizer.decode(&ids, false)?;
-        if back != probe {
-            return Err(fail(format!(
-                "`{}` turns {probe:?} into {back:?}",
-                dir.display()
-            )));
-        }
-    }
-    if let Some(stop) = manifest.stop.iter().find(|&&id| id as usize >= known) {
-        return Err(fail(format!(
-            "stop id {stop} is beyond the tokenizer's {known}"
-        )));
-    }
-    conversations(&tokenizer).map_err(|e| fail(format!("`{}`: chat template: {e}", dir.display())))
-}
-
-fn conversations(tokenizer: &TokenizerFolder) -> Result<(), Error> {
-    let message = |role: &str, content: &str| ChatMessage {
-        role: role.into(),
-        content: content.into(),
-    };
-    let user = message("user", "What is a list?");
-    let cases = [
-        vec![user.clone()],
-        vec![message("system", "Be brief."), user.clone()],
-        vec![
-            user.clone(),
-            message("assistant", "A sequence."),
-            user.clone(),
-        ],
-        vec![message("user", "日本語 \"quotes\" <tags>")],
-    ];
-    for case in cases {
-        let text = tokenizer.render_chat(&case, true, &serde_json::Map::new())?;
-        let content = &case.last().expect("not empty").content;
-        if !text.contains(content.as_str()) {
-            return Err(fail(format!("lost the message {content:?}")));
-        }
+    if let Some(info) = &manifest.drafter {
+        drafter::check(folder, manifest, info)?;
     }
     Ok(())
 }
 
 /// Apple's metadata, where the folder has been packaged.
-fn bundle(folder: &Path, manifest: &Manifest) -> Result<(), Error> {
+fn bundle(folder: &Path, manifest: &Manifest) -> Option<Finding> {
     let path = folder.join(BUNDLE_FILE);
-    let Ok(text) = fs::read_to_string(&path) else {
-        return Ok(());
-    };
-    let json: serde_json::Value = serde_json::from_str(&text)
-        .map_err(|e| fail(format!("`{}` is not JSON: {e}", path.display())))?;
+    let text = fs::read_to_string(&path).ok()?;
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     let assets = json["assets"].as_object().map_or(0, serde_json::Map::len);
-    if json["metadata_version"] != "0.2" || assets != manifest.chunks.len() {
-        return Err(fail(format!(
+    if json["metadata_version"] == "0.2" && assets == manifest.chunks.len() {
+        return None;
+    }
+    Some(Finding::new(
+        Class::Fatal,
+        format!(
             "`{}` does not describe this folder's {} programs",
             path.display(),
             manifest.chunks.len()
+        ),
+        "run `package` again",
+    ))
+}
+
+/// Whether a table has the bytes that its shape says.
+fn table(folder: &Path, table: &TableFile) -> Result<(), Error> {
+    let path = folder.join(&table.path);
+    let bytes = fs::metadata(&path).map_err(|e| Error::io(&path, &e))?.len();
+    let expected = table.shape.iter().product::<usize>() as u64 * 2;
+    if bytes != expected {
+        return Err(fail(format!(
+            "`{}` has {bytes} bytes, expected {expected}",
+            path.display()
         )));
     }
     Ok(())
+}
+
+fn fail(message: String) -> Error {
+    Error::new(Exit::Verification, message)
 }

@@ -29,7 +29,7 @@
 //! small, once each.
 
 use anemone_schemas::aimodel::build::GraphBuilder;
-use anemone_schemas::aimodel::ir::{AttrId, ValueId};
+use anemone_schemas::aimodel::ir::{AttrId, Elem, ValueId};
 
 use super::Shape;
 
@@ -43,6 +43,19 @@ pub(super) struct Context<'a> {
     step_end: ValueId,
     keys: Cache,
     values: Cache,
+}
+
+/// What the host gives a function besides hidden states.
+pub(super) struct Host {
+    /// Rotary factors `[1, 1, w, d]`.
+    pub(super) cos: ValueId,
+    pub(super) sin: ValueId,
+    /// Slot of row 0, `si32[1]`.
+    pub(super) step: ValueId,
+    /// Mask `[1, C, 1, w]`.
+    pub(super) mask: ValueId,
+    /// States of keys and values.
+    pub(super) caches: [ValueId; 2],
 }
 
 /// A state, its current contents and the token that orders its next access.
@@ -94,9 +107,14 @@ impl Cache {
 
 impl<'a> Context<'a> {
     /// Reads the caches and prepares what all layers use.
-    pub(super) fn open(g: &mut GraphBuilder<'_>, shape: &'a Shape<'a>) -> Self {
-        let (cos, sin, step, mask) = (g.arg(1), g.arg(2), g.arg(3), g.arg(4));
-        let (key_handle, value_handle) = (g.arg(5), g.arg(6));
+    pub(super) fn open(g: &mut GraphBuilder<'_>, shape: &'a Shape<'a>, host: Host) -> Self {
+        let Host {
+            cos,
+            sin,
+            step,
+            mask,
+            caches: [key_handle, value_handle],
+        } = host;
         let width = g.i32s(&[shape.width as i32]);
         let row = shape.forms.attention.is_row(shape.context);
         let constraints = shape.cache_constraints;
@@ -121,6 +139,16 @@ impl<'a> Context<'a> {
         [self.keys.token, self.values.token]
     }
 
+    /// The first element of the keys plus that of the values, of rank 0: what a function
+    /// returns that is called for its caches alone.
+    pub(super) fn probe(&self, g: &mut GraphBuilder<'_>) -> ValueId {
+        let [key, value] = [&self.keys, &self.values].map(|cache| {
+            let one = g.slice(cache.current, &[0; 5], &[1; 5]);
+            g.reshape(one, &[])
+        });
+        g.binary("add", key, value)
+    }
+
     /// The function's shape.
     pub(super) fn shape(&self) -> &Shape<'a> {
         self.shape
@@ -133,7 +161,7 @@ impl<'a> Context<'a> {
         let h = heads as i32;
         let first = g.slice(x, &[0, 0, 0, 0], &[1, h, d / 2, w]);
         let second = g.slice(x, &[0, 0, d / 2, 0], &[1, h, d, w]);
-        let minus_one = g.f16_scalar(-1.0);
+        let minus_one = scalar(g, x, -1.0);
         let negated = g.broadcasting("mul", second, minus_one);
         let turned = g.concat(2, &[negated, first]);
         let straight = g.broadcasting("mul", x, self.cos);
@@ -153,7 +181,7 @@ impl<'a> Context<'a> {
         let spec = self.shape.spec;
         let (groups, d, c) = (spec.kv_heads, spec.head_dim, self.shape.context);
         self.write(g, layer, k, v);
-        let scale = g.f16_scalar((d as f32).sqrt().recip());
+        let scale = scalar(g, q, (d as f32).sqrt().recip());
         let q = g.broadcasting("mul", q, scale);
         let [keys, values] = [&self.keys, &self.values].map(|cache| {
             let one = cache.layer(g, layer, groups * d, c);
@@ -253,5 +281,13 @@ impl<'a> Context<'a> {
         let v = g.reshape(v, &[1, 1, channels, 1, w]);
         self.keys.update(g, start, end, k);
         self.values.update(g, start, end, v);
+    }
+}
+
+/// A constant of the element type of `like`.
+fn scalar(g: &mut GraphBuilder<'_>, like: ValueId, value: f32) -> ValueId {
+    match g.elem(like) {
+        Elem::F16 => g.f16_scalar(value),
+        elem => g.full(elem, &[], f64::from(value)),
     }
 }

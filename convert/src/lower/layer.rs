@@ -22,8 +22,8 @@ pub(super) struct LayerWeights {
     pub(super) k: LinearWeights,
     pub(super) v: LinearWeights,
     pub(super) o: LinearWeights,
-    pub(super) q_norm: NormWeights,
-    pub(super) k_norm: NormWeights,
+    /// Of queries and keys, in architectures that have them.
+    pub(super) head_norms: Option<[NormWeights; 2]>,
     pub(super) post_norm: NormWeights,
     pub(super) gate: LinearWeights,
     pub(super) up: LinearWeights,
@@ -76,10 +76,12 @@ pub(super) fn decoder_layer(
     let q = weights.q.conv(g, normed);
     let k = weights.k.conv(g, normed);
     let v = weights.v.conv(g, normed);
-    let q = g.reshape(q, &[1, heads, d, w]);
-    let k = g.reshape(k, &[1, groups, d, w]);
-    let q = rms_norm(g, q, 2, &weights.q_norm, spec.rms_eps);
-    let k = rms_norm(g, k, 2, &weights.k_norm, spec.rms_eps);
+    let mut q = g.reshape(q, &[1, heads, d, w]);
+    let mut k = g.reshape(k, &[1, groups, d, w]);
+    if let Some([q_norm, k_norm]) = &weights.head_norms {
+        q = rms_norm(g, q, 2, q_norm, spec.rms_eps);
+        k = rms_norm(g, k, 2, k_norm, spec.rms_eps);
+    }
     let q = ctx.rotate(g, q, heads);
     let k = ctx.rotate(g, k, groups);
     let attended = ctx.attend(g, slot, [q, k, v]);

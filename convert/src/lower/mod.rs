@@ -24,7 +24,9 @@
 //! `in_step`, and who sees whom only through the mask: a row's position need not
 //! be its slot, which is what token trees need.
 
+mod apple;
 mod attention;
+mod drafter;
 mod forms;
 mod head;
 mod layer;
@@ -33,8 +35,13 @@ mod size;
 mod weights;
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 mod tests;
 
+pub use apple::{APPLE_WIDTHS, EmbeddingTable, lower_apple};
+pub(crate) use drafter::{ConfidenceWeights, DrafterWeights, Layer, Linear, Markov, Part};
+pub(crate) use drafter::{DrafterPlan, lower_drafter};
 pub use forms::{
     ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
 };
@@ -153,7 +160,14 @@ fn lower_function(
         ],
     );
     let mut x = g.transpose(g.arg(0), &[0, 3, 2, 1]);
-    let mut ctx = attention::Context::open(&mut g, shape);
+    let host = attention::Host {
+        cos: g.arg(1),
+        sin: g.arg(2),
+        step: g.arg(3),
+        mask: g.arg(4),
+        caches: [g.arg(5), g.arg(6)],
+    };
+    let mut ctx = attention::Context::open(&mut g, shape, host);
     let mut outputs: Vec<(String, ValueId)> = Vec::new();
     for (i, layer) in chunk.layers.clone().enumerate() {
         let lw: &LayerWeights = &weights.layers[i];

@@ -22,6 +22,20 @@ pub struct ChunkSize {
     pub operations: usize,
 }
 
+/// Memory of the program itself, its libraries and their buffers.
+const BASE_MEMORY: u64 = 12_000_000;
+/// Memory of an operation: itself, its values and decomposition, and what lint and
+/// writer keep of it. Measured; see `docs/benchmarks.md`.
+const MEMORY_PER_OPERATION: u64 = 2_000;
+
+impl ChunkSize {
+    /// Most memory that lowering, linting and writing the chunk take, in bytes; weights
+    /// pass through a buffer and do not count.
+    pub fn peak_memory(&self) -> u64 {
+        BASE_MEMORY + MEMORY_PER_OPERATION * self.operations as u64
+    }
+}
+
 /// The size of a chunk, exact: the program is lowered and measured but not written,
 /// which takes no longer than its graph is long.
 ///

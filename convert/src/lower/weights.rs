@@ -5,7 +5,7 @@ use std::ops::Range;
 use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::{Blob, BlobData, BlobId, Elem, Module, TensorType, ValueId};
-use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm};
+use anemone_schemas::spec::{Architecture, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm};
 use anemone_schemas::store::{Store, StoredLut};
 
 use super::forms::{Prescale, slices};
@@ -178,6 +178,10 @@ impl ChunkWeights {
                 LinearWeights::register(module, source, &linear.tensor(l), linear.shape(spec))
             };
             let scale = |n: Norm| norm(&n.tensor(l), n.width(spec));
+            let head_norms = match spec.architecture {
+                Architecture::Llama => None,
+                _ => Some([scale(Norm::Q)?, scale(Norm::K)?]),
+            };
             layers.push(LayerWeights {
                 q: linear(Linear::Q)?,
                 k: linear(Linear::K)?,
@@ -188,8 +192,7 @@ impl ChunkWeights {
                 down: linear(Linear::Down)?,
                 input_norm: scale(Norm::Input)?,
                 post_norm: scale(Norm::PostAttention)?,
-                q_norm: scale(Norm::Q)?,
-                k_norm: scale(Norm::K)?,
+                head_norms,
             });
         }
         let head = if chunk.head {

@@ -69,6 +69,8 @@ pub const PUBLISHED: [Published; 7] = [
 const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const VOCAB: usize = 151_936;
+/// Decoder layers of every published drafter.
+const DRAFTER_LAYERS: usize = 5;
 /// `<|endoftext|>` of Qwen3, `<｜begin▁of▁sentence｜>` of R1.
 const BOS: u32 = 151_643;
 /// `<|im_end|>` of Qwen3, `<｜end▁of▁sentence｜>` of R1.
@@ -130,6 +132,37 @@ impl Published {
             "use_sliding_window": false,
             "vocab_size": VOCAB,
         })
+    }
+
+    /// `config.json` of the DSpark drafter published for the model, if there is one:
+    /// the model's own with what is the drafter's replaced, as DeepSpec writes it.
+    pub fn drafter_config(&self) -> Option<Value> {
+        let taps = match self.name {
+            "qwen3-4b" | "qwen3-8b" => [1, 9, 17, 25, 33],
+            "qwen3-14b" => [1, 10, 19, 28, 37],
+            _ => return None,
+        };
+        let mut config = self.config(self.layers);
+        let own = json!({
+            "architectures": ["Qwen3DSparkModel"],
+            "block_size": 7,
+            "confidence_head_with_markov": true,
+            "enable_confidence_head": true,
+            "layer_types": vec!["full_attention"; DRAFTER_LAYERS],
+            "markov_head_type": "vanilla",
+            "markov_rank": 256,
+            "mask_token_id": 151_669,
+            "max_window_layers": DRAFTER_LAYERS,
+            "num_anchors": 512,
+            "num_hidden_layers": DRAFTER_LAYERS,
+            "num_target_layers": self.layers,
+            "target_layer_ids": taps,
+            "tie_word_embeddings": false,
+        });
+        if let (Value::Object(config), Value::Object(own)) = (&mut config, own) {
+            config.extend(own);
+        }
+        Some(config)
     }
 
     /// `generation_config.json`.

@@ -22,8 +22,16 @@ pub(crate) fn tiny_copy(into: &Path) -> PathBuf {
     dir
 }
 
+/// The command, free of the surroundings: tests run side by side, and what else the
+/// machine does is not their subject.
 pub(crate) fn command() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_anemone-convert"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_anemone-convert"));
+    command
+        .env("ANEMONE_LOCK", "off")
+        .env("MEMGUARD_MIN_FREE", "off")
+        .env("MEMGUARD_SWAP_GROWTH", "off")
+        .env_remove("ANEMONE_LOG");
+    command
 }
 
 pub(crate) fn run(args: &[&str]) -> Output {

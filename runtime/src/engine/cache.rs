@@ -4,6 +4,7 @@ use anemone_schemas::aimodel::ir::Elem;
 use anemone_schemas::manifest::Manifest;
 use half::f16;
 
+use super::inputs::Buffers;
 use crate::tensor::{Data, Tensor};
 
 /// The states of all chunks at one context size, zeroed at the start: a masked slot
@@ -13,6 +14,8 @@ pub struct Cache {
     context: usize,
     /// Keys and values by chunk, `f16[layers, 1, channels, 1, context]`.
     chunks: Vec<[Tensor; 2]>,
+    /// Inputs of the last call, of which the next one reuses what is the same.
+    buffers: Option<Buffers>,
 }
 
 impl Cache {
@@ -28,7 +31,11 @@ impl Cache {
                 [zeros(), zeros()]
             })
             .collect();
-        Self { context, chunks }
+        Self {
+            context,
+            chunks,
+            buffers: None,
+        }
     }
 
     /// Slots there are now.
@@ -36,9 +43,23 @@ impl Cache {
         self.context
     }
 
-    pub(super) fn states(&mut self, chunk: usize) -> [&mut Tensor; 2] {
-        let [keys, values] = &mut self.chunks[chunk];
-        [keys, values]
+    /// Keys and values by chunk, `f16[layers, 1, channels, 1, context]` each.
+    pub fn states(&self) -> &[[Tensor; 2]] {
+        &self.chunks
+    }
+
+    /// The same, to change: slots beyond the text may hold any finite values.
+    pub fn states_mut(&mut self) -> &mut [[Tensor; 2]] {
+        &mut self.chunks
+    }
+
+    /// The inputs of the last call, if it ended well; the caller gives them back.
+    pub(super) fn take_buffers(&mut self) -> Option<Buffers> {
+        self.buffers.take()
+    }
+
+    pub(super) fn put_buffers(&mut self, buffers: Buffers) {
+        self.buffers = Some(buffers);
     }
 
     /// Makes room for `context` slots; what the cache holds stays in its slots.

@@ -93,4 +93,21 @@ pub enum EngineError {
     /// Nothing to continue.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// The model gives out no hidden states where the drafter reads them.
+    #[error("the drafter reads the hidden states after layer {layer}, which the call did not give")]
+    NoTap {
+        /// The layer.
+        layer: usize,
+    },
+    /// A drafter was given a token without those before it.
+    #[error("the drafter was given position {position}, but has only {have} positions")]
+    MissingRows {
+        /// The position.
+        position: usize,
+        /// Positions it has.
+        have: usize,
+    },
+    /// A drafter's program gave no guesses.
+    #[error("the drafter's program has not the outputs `out_ids` and `out_probabilities`")]
+    NoGuesses,
 }

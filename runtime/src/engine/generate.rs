@@ -1,10 +1,10 @@
-//! Greedy text, one id after the other.
+//! Ids in, ids out: prompts, greedy text, logits.
 
 use std::ops::ControlFlow;
 
 use anemone_schemas::tokenizer::ChatMessage;
 
-use super::{Cache, Engine, EngineError, Row, Step};
+use super::{Cache, Engine, EngineError, Options, Row, Session, Step};
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +29,9 @@ pub struct Generated {
 }
 
 impl Engine {
-    /// Processes `tokens[done..]`, with `done` of them in the cache already, and returns
-    /// the last call's result with the number of its rows. Calls start at a multiple
-    /// of the offset grid, so a few tokens before `done` may be processed again.
+    /// Processes `tokens[done..]`, with `done` of them in the cache already; `each` sees
+    /// the result of every call with the place of its first row. Calls start at a
+    /// multiple of the offset grid, so a few tokens before `done` may be processed again.
     ///
     /// # Errors
     /// As [`Engine::step`]; [`EngineError::ContextFull`] if the tokens do not fit.
@@ -41,6 +41,20 @@ impl Engine {
         tokens: &[u32],
         done: usize,
         mut each: impl FnMut(usize, &Step),
+    ) -> Result<(), EngineError> {
+        self.try_feed(cache, tokens, done, |start, step| {
+            each(start, step);
+            Ok(())
+        })
+    }
+
+    /// [`Engine::feed`] with a receiver that can fail.
+    pub(super) fn try_feed(
+        &self,
+        cache: &mut Cache,
+        tokens: &[u32],
+        done: usize,
+        mut each: impl FnMut(usize, &Step) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let max = self.max_context();
         if tokens.len() > max {
@@ -61,12 +75,12 @@ impl Engine {
             if start + width > max {
                 let narrower = widths.iter().rev().find(|&&w| start + w <= max);
                 width = *narrower.or(widths.first()).expect("checked when read");
-                start = start.min((max - width) / grid * grid);
+                start = start.min(max.saturating_sub(width) / grid * grid);
             }
             let end = tokens.len().min(start + width);
             let rows = Row::chain(&tokens[start..end], start);
             let step = self.step(cache, start, &rows)?;
-            each(start, &step);
+            each(start, &step)?;
             next = end;
         }
         Ok(())
@@ -81,38 +95,16 @@ impl Engine {
         &self,
         prompt: &[u32],
         max_tokens: usize,
-        mut receive: impl FnMut(u32) -> ControlFlow<()>,
+        receive: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated, EngineError> {
-        if prompt.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        let mut cache = self.cache();
-        let mut tokens = prompt.to_vec();
-        let mut done = 0;
-        let finish = loop {
-            if tokens.len() - prompt.len() == max_tokens {
-                break Finish::Length;
-            }
-            if tokens.len() > self.max_context() {
-                break Finish::Context;
-            }
-            let mut chosen = None;
-            self.feed(&mut cache, &tokens, done, |_, step| {
-                chosen = step.ids.last().copied();
-            })?;
-            done = tokens.len();
-            let id = chosen.ok_or(EngineError::NoIds)?;
-            if self.manifest.stop.contains(&id) {
-                break Finish::Stop;
-            }
-            tokens.push(id);
-            if receive(id).is_break() {
-                break Finish::Cancelled;
-            }
+        let options = Options {
+            max_tokens,
+            ..Options::default()
         };
+        let answer = Session::new(self, None).answer(self, prompt, &options, receive)?;
         Ok(Generated {
-            ids: tokens.split_off(prompt.len()),
-            finish,
+            ids: answer.ids,
+            finish: answer.finish,
         })
     }
 

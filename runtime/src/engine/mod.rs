@@ -13,22 +13,35 @@
 //! row's result depends on nothing but what it sees.
 
 mod cache;
+mod draft;
+mod drafter;
 mod error;
 mod generate;
 mod inputs;
+mod lookup;
+mod session;
+mod speculate;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anemone_schemas::manifest::{Chunk, Manifest};
 use anemone_schemas::mapped::MappedFile;
 use anemone_schemas::tokenizer::TokenizerFolder;
 
 pub use cache::Cache;
+pub use draft::{Draft, Guess};
+pub use drafter::{DrafterProgram, ProgramDrafter};
 pub use error::EngineError;
 pub use generate::{Finish, Generated};
 pub use inputs::Row;
+pub use lookup::Lookup;
+pub use session::{Answer, Options, Session};
+pub use speculate::{Depth, Statistics, Switch};
+
+use inputs::Buffers;
 
 use crate::kernels::Pool;
 use crate::plan::{Argmax, Plan, ProfileEntry, RunOptions};
@@ -62,6 +75,9 @@ pub struct Step {
     pub ids: Vec<u32>,
     /// Hidden states after the tapped layers, `f16[1, w, 1, D]`, by layer.
     pub taps: Vec<(usize, Tensor)>,
+    /// Time the programs took, and to compile those that had not been used before; the
+    /// rest of the call is the host's.
+    pub programs: Duration,
     scores: Scores,
 }
 
@@ -204,9 +220,15 @@ impl Engine {
         cache.grow(self.context_for(offset + width)?, &self.manifest);
         let context = cache.context();
 
-        let mut x = inputs::embed(&self.manifest, &self.embedding, rows, width)?;
-        let [cos, sin] = inputs::rope(&self.manifest, rows, width);
-        let mask = inputs::mask(&self.manifest, rows, offset, context, width);
+        let buffers = cache.take_buffers();
+        let mut buffers = buffers.unwrap_or_else(|| Buffers::new(&self.manifest));
+        buffers.fill(
+            &self.manifest,
+            &self.embedding,
+            rows,
+            offset,
+            [context, width],
+        )?;
         let slot = i32::try_from(offset).expect("contexts fit i32");
         let slot = Tensor::new(&[1], vec![slot]).expect("one element");
         let options = RunOptions {
@@ -215,24 +237,31 @@ impl Engine {
         };
         let mut taps = Vec::new();
         let (mut ids, mut scores) = (None, None);
-        for (i, chunk) in self.chunks.iter().enumerate() {
-            let [keys, values] = cache.states(i);
-            let outcome = chunk.plan(context, width)?.run_with(
+        let mut between = None;
+        let mut programs = Duration::ZERO;
+        for (chunk, [keys, values]) in self.chunks.iter().zip(cache.states_mut()) {
+            let start = Instant::now();
+            let plan = chunk.plan(context, width)?;
+            let outcome = plan.run_with(
                 &[
-                    ("transformer_input", &x),
-                    ("rope_cos", &cos),
-                    ("rope_sin", &sin),
+                    (
+                        "transformer_input",
+                        between.as_ref().unwrap_or(&buffers.embedded),
+                    ),
+                    ("rope_cos", &buffers.cos),
+                    ("rope_sin", &buffers.sin),
                     ("in_step", &slot),
-                    ("causal_mask", &mask),
+                    ("causal_mask", buffers.mask()),
                 ],
                 &mut [("key_cache", keys), ("value_cache", values)],
                 &options,
             )?;
+            programs += start.elapsed();
             for (name, tensor) in outcome.outputs {
                 if let Some(layer) = name.strip_prefix("tap_") {
                     taps.extend(layer.parse().ok().map(|l: usize| (l, tensor)));
                 } else if name == "out_hidden" {
-                    x = tensor;
+                    between = Some(tensor);
                 } else if name == "out_ids" {
                     ids = Some(tensor);
                 } else if name == "out_logits" {
@@ -243,6 +272,8 @@ impl Engine {
                 scores = Some(Scores::Slices(outcome.argmax));
             }
         }
+        cache.put_buffers(buffers);
+        taps.sort_by_key(|(layer, _)| *layer);
         let scores = scores.ok_or(EngineError::NoIds)?;
         let known = self.manifest.model.tokenizer_vocab;
         let ids = match ids {
@@ -265,7 +296,12 @@ impl Engine {
                 .collect()
             }
         };
-        Ok(Step { ids, taps, scores })
+        Ok(Step {
+            ids,
+            taps,
+            programs,
+            scores,
+        })
     }
 
     /// Whether calls measure their steps, for [`Engine::profile`].

@@ -118,9 +118,9 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn round_f16(self, v: __m512) -> __m512 {
-        avx512!(_mm512_cvtph_ps(_mm512_cvtps_ph::<
-            _MM_FROUND_TO_NEAREST_INT,
-        >(v)))
+        avx512!(_mm512_cvtph_ps(
+            _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)
+        ))
     }
     /// Pairs, quarters and halves of the vectors change places.
     #[inline(always)]
@@ -134,10 +134,22 @@ impl Simd for Avx512 {
             // r[4 i + k]: in quarter q, column 4 q + k of rows 4 i to 4 i + 3.
             for i in 0..4 {
                 let t = &t[4 * i..][..4];
-                r[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[0]), _mm512_castps_pd(t[2])));
-                r[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[0]), _mm512_castps_pd(t[2])));
-                r[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(t[1]), _mm512_castps_pd(t[3])));
-                r[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(t[1]), _mm512_castps_pd(t[3])));
+                r[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(
+                    _mm512_castps_pd(t[0]),
+                    _mm512_castps_pd(t[2]),
+                ));
+                r[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(
+                    _mm512_castps_pd(t[0]),
+                    _mm512_castps_pd(t[2]),
+                ));
+                r[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(
+                    _mm512_castps_pd(t[1]),
+                    _mm512_castps_pd(t[3]),
+                ));
+                r[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(
+                    _mm512_castps_pd(t[1]),
+                    _mm512_castps_pd(t[3]),
+                ));
             }
             for k in 0..4 {
                 t[k] = _mm512_shuffle_f32x4::<0x88>(r[k], r[4 + k]);

@@ -321,8 +321,7 @@ mod tests {
                         } else {
                             row[i - d / 2].to_f32()
                         };
-                        let y = half(row[i].to_f32() * cos[i].to_f32())
-                            + half(t * sin[i].to_f32());
+                        let y = half(row[i].to_f32() * cos[i].to_f32()) + half(t * sin[i].to_f32());
                         expected.push(scale.map_or(y, |s| half(y) * s));
                     }
                 }
@@ -344,7 +343,13 @@ mod tests {
     #[test]
     fn gate_sum_and_largest_equal_their_operations_on_every_instruction_set() {
         let mut random = Random(13);
-        for (n, wild) in [(1, false), (15, true), (16, false), (61, true), (1000, true)] {
+        for (n, wild) in [
+            (1, false),
+            (15, true),
+            (16, false),
+            (61, true),
+            (1000, true),
+        ] {
             let (a, b) = (values(&mut random, n, wild), values(&mut random, n, wild));
             let wide = |v: &[f16]| v.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
             let (wa, wb) = (wide(&a), wide(&b));

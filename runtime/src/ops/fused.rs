@@ -324,7 +324,9 @@ pub(crate) fn largest(
 }
 
 fn has_nan(x: &[f16]) -> bool {
-    let most = x.iter().fold(0, |most: i16, v| most.max((v.to_bits() & 0x7FFF) as i16));
+    let most = x
+        .iter()
+        .fold(0, |most: i16, v| most.max((v.to_bits() & 0x7FFF) as i16));
     most > 0x7C00
 }
 

@@ -16,22 +16,13 @@ fn wrap(i: i64, dim: usize, axis: usize) -> Result<usize, String> {
 pub(crate) fn gather_nd(x: View, indices: View, shape: &[usize]) -> Result<View, String> {
     let x = x.contiguous();
     let depth = indices.shape.last().copied().unwrap_or(0);
-    let index = indices.into_data().ints().unwrap_or_default();
-    let strides = row_major(&x.shape);
     let inner: usize = x.shape[depth..].iter().product();
     let rows: usize = shape
         .iter()
         .product::<usize>()
         .checked_div(inner)
         .unwrap_or(0);
-    let mut starts = Vec::with_capacity(rows);
-    for r in 0..rows {
-        let mut at = x.offset;
-        for axis in 0..depth {
-            at += wrap(index[r * depth + axis], x.shape[axis], axis)? * strides[axis];
-        }
-        starts.push(at);
-    }
+    let starts = rows_at(&x, &indices.into_data(), depth, rows)?;
     let data = each_elem!(&*x.data, v => {
         let mut out = Vec::with_capacity(rows * inner);
         for &s in &starts {
@@ -42,9 +33,35 @@ pub(crate) fn gather_nd(x: View, indices: View, shape: &[usize]) -> Result<View,
     Ok(View::dense(shape, data))
 }
 
+/// The offset into `x` (contiguous) of each of `rows` runs addressed by `depth`
+/// leading axes.
+pub(super) fn rows_at(
+    x: &View,
+    indices: &Data,
+    depth: usize,
+    rows: usize,
+) -> Result<Vec<usize>, String> {
+    let index = indices.ints().unwrap_or_default();
+    let strides = row_major(&x.shape);
+    let mut starts = Vec::with_capacity(rows);
+    for r in 0..rows {
+        let mut at = x.offset;
+        for axis in 0..depth {
+            at += wrap(index[r * depth + axis], x.shape[axis], axis)? * strides[axis];
+        }
+        starts.push(at);
+    }
+    Ok(starts)
+}
+
 /// The offset into `x` (contiguous) each element of `indices` addresses along
 /// `axis`.
-fn along(x: &View, index: &[i64], shape: &[usize], axis: usize) -> Result<Vec<usize>, String> {
+pub(super) fn along(
+    x: &View,
+    index: &[i64],
+    shape: &[usize],
+    axis: usize,
+) -> Result<Vec<usize>, String> {
     let (from, to) = (row_major(&x.shape), row_major(shape));
     let mut out = Vec::with_capacity(index.len());
     for (i, &v) in index.iter().enumerate() {

@@ -11,6 +11,7 @@ pub(crate) mod logic;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod quantized;
+pub(crate) mod rare;
 pub(crate) mod rows;
 
 use half::{bf16, f16};

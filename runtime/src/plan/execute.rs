@@ -8,7 +8,8 @@ use crate::kernels::{DenseValues, DenseWeights, LutWeights};
 use crate::ops::fused::{Largest, Live};
 use crate::ops::layout::Span;
 use crate::ops::{
-    cast, convolution, elementwise, fused, gather, layout, logic, matmul, quantized, rows,
+    cast, convolution, elementwise, fused, gather, layout, logic, matmul, quantized, rare,
+    rows,
 };
 use crate::program::Shared;
 use crate::view::View;
@@ -59,10 +60,9 @@ impl Context<'_> {
     fn live_rows(&self, step: &Step) -> Option<Live> {
         let axis = step.tokens?;
         match self.live {
-            Some((width, live)) if step.shapes[0][axis] == width && live < width => Some(Live {
-                axis,
-                count: live,
-            }),
+            Some((width, live)) if step.shapes[0][axis] == width && live < width => {
+                Some(Live { axis, count: live })
+            }
             _ => None,
         }
     }
@@ -201,6 +201,7 @@ fn execute(cx: &mut Context<'_>, step: &Step, args: Vec<View>) -> Result<Vec<Vie
         Kind::LutToDense(axis, shape) => quantized::lut_to_dense(next()?, next()?, *axis, shape),
         Kind::ShiftScale => quantized::shift_scale(next()?, next()?, next()?, next()?),
         Kind::Dequantize(axis) => quantized::dequantize(next()?, next()?, next()?, next()?, *axis),
+        Kind::Rare(op) => rare::rare(op, args.collect())?,
         Kind::ReadHandle { state, take } => {
             let cell = &mut cx.states[*state];
             let value = if *take { cell.take() } else { cell.clone() };

@@ -9,6 +9,7 @@ use crate::ops::convolution::Conv;
 use crate::ops::elementwise::{Binary, Unary};
 use crate::ops::layout::{PadMode, Span};
 use crate::ops::logic::Compare;
+use crate::ops::rare::Rare;
 use crate::ops::rows::Reduce;
 
 /// An executable operation.
@@ -55,6 +56,8 @@ pub(crate) enum Kind {
     LutToDense(usize, Vec<usize>),
     ShiftScale,
     Dequantize(usize),
+    /// One that is not worth a kind of its own.
+    Rare(Rare),
     /// The state, and whether its buffer moves out because the next access is a
     /// write.
     ReadHandle {

@@ -159,13 +159,12 @@ impl Plan {
             if let (Some(seconds), Some(start)) = (&mut seconds, start) {
                 seconds.push(clock() - start);
             }
-            done
-                .map_err(|problem| RunError::Op {
-                    function: step.place.graph.clone(),
-                    index: step.place.index,
-                    op: step.place.op.clone(),
-                    problem,
-                })
+            done.map_err(|problem| RunError::Op {
+                function: step.place.graph.clone(),
+                index: step.place.index,
+                op: step.place.op.clone(),
+                problem,
+            })
         });
         let outputs = self
             .info

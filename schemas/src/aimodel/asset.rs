@@ -7,7 +7,7 @@
 //! | `metadata.json` | version, producer and what the author says |
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -17,12 +17,16 @@ use super::check::{CheckError, check};
 use super::decode::{DecodeError, decode};
 use super::encode::{EncodeError, encode};
 use super::ir::Module;
+use super::limits::MAX_METADATA;
 use crate::atomic::{self, AtomicDir};
+use crate::hex;
 use crate::mapped::MappedFile;
 
 const PROGRAM: &str = "main.mlirb";
 const DIGEST: &str = "main.hash";
 const METADATA: &str = "metadata.json";
+/// Bytes of a SHA-256.
+const DIGEST_LEN: usize = 32;
 /// Version of the folder that this module writes.
 const ASSET_VERSION: &str = "2.0";
 /// Versions that Apple's loader reads.
@@ -66,14 +70,19 @@ pub enum AssetError {
     },
     /// The program is not the one the digest was made of.
     #[error(
-        "`{path}` does not match `{DIGEST}` (expected {expected}, found {found}); the asset is damaged, copy it again"
+        "`{path}`: at byte {offset}: {digest} is not the SHA-256 of `{}`, which is {found}; the \
+         asset is damaged, copy it again", program.display()
     )]
     Digest {
-        /// The program file.
+        /// The digest file.
         path: PathBuf,
-        /// SHA-256 in `main.hash`, in hexadecimal.
-        expected: String,
-        /// SHA-256 of the file.
+        /// Its first byte that is wrong, missing or too many.
+        offset: u64,
+        /// What it holds, in hexadecimal.
+        digest: String,
+        /// The program file.
+        program: PathBuf,
+        /// SHA-256 of the program file, in hexadecimal.
         found: String,
     },
     /// `metadata.json` cannot be used.
@@ -201,25 +210,37 @@ fn open(dir: &Path, whole: bool) -> Result<Module, AssetError> {
     };
     let file = MappedFile::open(&path).map_err(io(&path))?;
     let digest_path = dir.join(DIGEST);
-    let expected = fs::read(&digest_path).map_err(io(&digest_path))?;
+    let digest = read_small(&digest_path, DIGEST_LEN + 1).map_err(io(&digest_path))?;
     if !whole {
         return decode(&file).map_err(|source| AssetError::Decode { path, source });
     }
-    let found: [u8; 32] = Sha256::digest(&file[..]).into();
-    if expected != found {
+    let found: [u8; DIGEST_LEN] = Sha256::digest(&file[..]).into();
+    if digest != found {
+        let same = digest.iter().zip(&found).take_while(|(a, b)| a == b);
         return Err(AssetError::Digest {
-            path,
-            expected: hex(&expected),
+            offset: same.count() as u64,
+            path: digest_path,
+            digest: hex(&digest),
+            program: path,
             found: hex(&found),
         });
     }
     decode(&file).map_err(|source| AssetError::Decode { path, source })
 }
 
+/// The first `most` bytes of a file.
+fn read_small(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![];
+    fs::File::open(path)?
+        .take(most as u64)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Reads `metadata.json` and refuses versions Apple's loader would not read.
 pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
     let path = dir.join(METADATA);
-    let bytes = fs::read(&path).map_err(|source| AssetError::Io {
+    let bytes = read_small(&path, MAX_METADATA + 1).map_err(|source| AssetError::Io {
         path: path.clone(),
         source,
     })?;
@@ -227,6 +248,9 @@ pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
         path: path.clone(),
         problem,
     };
+    if bytes.len() > MAX_METADATA {
+        return Err(wrong(format!("longer than {MAX_METADATA} bytes")));
+    }
     let json: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
     match json.get("assetVersion") {
@@ -239,15 +263,6 @@ pub fn read_metadata(dir: &Path) -> Result<Metadata, AssetError> {
         None => return Err(wrong("`assetVersion` is missing".into())),
     }
     serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    let mut out = String::with_capacity(2 * bytes.len());
-    for b in bytes {
-        let _ = write!(out, "{b:02x}");
-    }
-    out
 }
 
 /// Hashes and counts what passes through.
@@ -321,7 +336,7 @@ mod tests {
         bad[100] ^= 1;
         fs::write(path.join(PROGRAM), bad).unwrap();
         let said = open_asset(&path).unwrap_err().to_string();
-        assert!(said.contains("does not match `main.hash`"), "{said}");
+        assert!(said.contains("is not the SHA-256 of"), "{said}");
         fs::write(path.join(PROGRAM), &good[..good.len() - 1]).unwrap();
         let said = map_asset(&path).unwrap_err();
         assert!(matches!(said, AssetError::Decode { .. }), "{said}");

@@ -47,6 +47,8 @@ pub struct GraphBuilder<'m> {
     module: &'m mut Module,
     name: String,
     private: bool,
+    /// Declaration of the composite operation this graph is the body of.
+    composite: Option<AttrId>,
     input_names: Vec<String>,
     loc: AttrId,
     /// Value attribute of every constant of the graph.
@@ -83,6 +85,7 @@ impl<'m> GraphBuilder<'m> {
             module,
             name: name.to_owned(),
             private: false,
+            composite: None,
             input_names: inputs.iter().map(|(n, _)| (*n).to_owned()).collect(),
             loc,
             constants: Constants::new(),
@@ -98,6 +101,37 @@ impl<'m> GraphBuilder<'m> {
     /// [`Self::invoke`] only.
     pub fn set_private(&mut self) {
         self.private = true;
+    }
+
+    /// Makes the graph the private body of a composite operation, which a back end may
+    /// know by `name` and replace; `outputs` are its names for the results.
+    pub fn set_composite(&mut self, name: &str, outputs: &[&str]) {
+        self.private = true;
+        let m = &mut *self.module;
+        let version = m.add_attr(Attr::Integer {
+            bits: 64,
+            unsigned: false,
+            value: 1,
+        });
+        let opaque = |m: &mut Module, name: &str, items| {
+            let name = name.to_owned();
+            m.add_attr(Attr::Opaque { name, items })
+        };
+        let version = opaque(m, "version", vec![version]);
+        let attributes = m.add_attr(Attr::Dictionary(vec![version]));
+        let list = |m: &mut Module, names: &[&str]| {
+            let strings = names.iter().map(|n| m.add_attr(Attr::String((*n).into())));
+            let strings = strings.collect();
+            m.add_attr(Attr::Array(strings))
+        };
+        let inputs: Vec<&str> = self.input_names.iter().map(String::as_str).collect();
+        let (inputs, outputs) = (list(m, &inputs), list(m, outputs));
+        let parts = vec![
+            opaque(m, "input_names", vec![inputs]),
+            opaque(m, "op_attrs", vec![attributes]),
+            opaque(m, "output_names", vec![outputs]),
+        ];
+        self.composite = Some(opaque(m, name, parts));
     }
 
     /// Argument `i`.
@@ -155,16 +189,20 @@ impl<'m> GraphBuilder<'m> {
             .chain(tokens.iter().map(|_| ""))
             .collect();
         let no = flag(m, false);
-        let props = vec![
+        let whole = flag(m, self.composite.is_some());
+        let mut props = vec![
             ("argAttrs", names(m, &arg_names)),
             ("externalize", no),
             ("functionType", m.add_attr(Attr::Type(signature))),
             ("isPrivate", flag(m, self.private)),
             ("name", m.add_attr(Attr::String(self.name))),
-            ("noInline", no),
+            ("noInline", whole),
             ("paramDecls", m.add_attr(Attr::Array(vec![]))),
             ("resAttrs", names(m, &result_names)),
         ];
+        if let Some(declaration) = self.composite {
+            props.insert(1, ("compositeDecl", declaration));
+        }
         let region = m.add_region(Region {
             arg_locs: vec![self.loc; body.args.len()],
             args: body.args,

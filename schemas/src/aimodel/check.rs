@@ -6,13 +6,14 @@
 //! the operands, signatures match bodies, every state has its chain of tokens,
 //! and calls reach an existing function without going round.
 
+mod scales;
 mod signature;
 
 use std::collections::{HashMap, HashSet};
 
 use super::ids;
 use super::infer::{self, Constants, Stop, compatible};
-use super::ir::{Attr, Elem, Graph, Module, Op, OpId, RegionId, TensorType, Type, ValueId};
+use super::ir::{Attr, AttrId, Elem, Graph, Module, Op, OpId, RegionId, TensorType, Type, ValueId};
 use super::limits::MAX_REGION_DEPTH;
 use super::text::type_name;
 
@@ -45,6 +46,7 @@ pub fn check(m: &Module) -> Result<(), CheckError> {
         m,
         constants: Constants::new(),
         defined: HashMap::new(),
+        scales: HashSet::new(),
         function: String::new(),
         path: vec![],
     };
@@ -77,6 +79,8 @@ struct Checker<'a> {
     /// Where a value is defined: its region, and the operation or, for a block
     /// argument, its position.
     defined: HashMap<ValueId, (RegionId, Origin)>,
+    /// Constants that were looked at as scales.
+    scales: HashSet<AttrId>,
     function: String,
     path: Vec<usize>,
 }
@@ -249,6 +253,7 @@ impl<'a> Checker<'a> {
                 }
             }
         }
+        self.scale(op)?;
         for &region in &op.regions {
             self.region(region, ids::op::YIELD)?;
         }

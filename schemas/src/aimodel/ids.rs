@@ -278,7 +278,8 @@ pub(crate) fn feature_version(op: &str) -> Option<u32> {
         "pad_v1" => 20_250_924,
         "reduce_sum_v1" | "reduce_v1" => 20_250_926,
         "maximum_v1" | "minimum_v1" | "pow_v1" | "modulo_v1" | "floor_divide_v1" | "rsqrt_v1"
-        | "tanh_v1" | "erf_v1" | "log_v1" | "sin_v1" | "cos_v1" => 20_250_928,
+        | "tanh_v1" | "erf_v1" | "log_v1" | "sin_v1" | "cos_v1" | "bitwise_and_v1"
+        | "bitwise_or_v1" | "bitwise_xor_v1" => 20_250_928,
         "broadcasting_maximum_v1" | "broadcasting_minimum_v1" | "broadcasting_pow_v1" => 20_250_930,
         "round_v1" => 20_251_001,
         "lut_to_dense_v1" | "not_equal_v1" => 20_251_003,
@@ -288,7 +289,7 @@ pub(crate) fn feature_version(op: &str) -> Option<u32> {
         "scatter_nd_v1" => 20_251_027,
         "gather_along_axis_v1" | "argmax_v1" | "reduce_index_v1" => 20_251_028,
         "scatter_along_axis_v1" => 20_251_030,
-        "reverse_v1" | "sort_v1" => 20_251_101,
+        "reverse_v1" | "sort_v1" | "argsort_v1" => 20_251_101,
         "broadcasting_greater_v1" => 20_251_105,
         "broadcasting_batch_matmul_v1" => 20_251_202,
         "broadcasting_not_equal_v1" => 20_260_112,

@@ -9,6 +9,7 @@ mod attr;
 mod blob;
 mod elem;
 mod graph;
+pub(crate) mod links;
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -18,3 +18,5 @@ pub(crate) const MAX_REGION_DEPTH: usize = 64;
 /// Largest alignment a section or blob may ask for: that of the buffer Apple's loader
 /// reads files into, which refuses more.
 pub(crate) const MAX_ALIGNMENT: u64 = 16;
+/// Longest `metadata.json`.
+pub(crate) const MAX_METADATA: usize = 1 << 20;

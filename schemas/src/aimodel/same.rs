@@ -2,11 +2,13 @@
 //!
 //! Handles differ between a module that was built and one that was decoded, so
 //! what they refer to is compared: graphs in order, operations one by one, values
-//! by the place that defines them, blobs by key and bytes.
+//! by the place that defines them, blobs by key and bytes. Attributes and types are
+//! compared from a list of pairs, since they nest as deep as a file likes.
 
 use std::collections::{HashMap, HashSet};
 
-use super::ir::{Attr, AttrId, Module, OpId, RegionId, Type, TypeId, ValueId};
+use super::ir::links::Link;
+use super::ir::{Attr, AttrId, BlobId, Module, OpId, RegionId, Type, TypeId, ValueId};
 
 /// The first difference found, `None` if the programs are the same. The feature
 /// version is left out: a built module has none before it is written.
@@ -19,6 +21,7 @@ pub fn difference(a: &Module, b: &Module) -> Option<String> {
         values: HashMap::new(),
         attrs: HashSet::new(),
         types: HashSet::new(),
+        open: vec![],
     };
     c.ops(&a.graphs, &b.graphs).err()
 }
@@ -31,6 +34,13 @@ struct Comparison<'a> {
     /// Pairs known to be equal, since entries are shared a lot.
     attrs: HashSet<(AttrId, AttrId)>,
     types: HashSet<(TypeId, TypeId)>,
+    /// Pairs met and not yet compared.
+    open: Vec<Pair>,
+}
+
+enum Pair {
+    Attrs(AttrId, AttrId),
+    Types(TypeId, TypeId),
 }
 
 type Same = Result<(), String>;
@@ -88,126 +98,72 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn types(&mut self, a: &[TypeId], b: &[TypeId]) -> Same {
-        equal("number of types", &a.len(), &b.len())?;
-        a.iter().zip(b).try_for_each(|(&a, &b)| self.ty(a, b))
-    }
-
     fn ty(&mut self, a: TypeId, b: TypeId) -> Same {
-        if !self.types.insert((a, b)) {
-            return Ok(());
-        }
-        match (self.a.ty(a), self.b.ty(b)) {
-            (Type::Tensor(x), Type::Tensor(y)) => {
-                equal("element", &x.elem, &y.elem)?;
-                equal("shape", &x.shape, &y.shape)?;
-                match (x.encoding, y.encoding) {
-                    (Some(x), Some(y)) => self.attr(x, y),
-                    (x, y) => equal("encoding", &x.is_some(), &y.is_some()),
-                }
-            }
-            (
-                Type::Function { inputs, results },
-                Type::Function {
-                    inputs: other_inputs,
-                    results: other_results,
-                },
-            ) => {
-                self.types(inputs, other_inputs)?;
-                self.types(results, other_results)
-            }
-            (Type::Handle(x), Type::Handle(y)) | (Type::Unresolved(x), Type::Unresolved(y)) => {
-                self.ty(*x, *y)
-            }
-            (x, y) => equal("type", x, y),
-        }
+        self.open.push(Pair::Types(a, b));
+        self.entries()
     }
 
     fn attr(&mut self, a: AttrId, b: AttrId) -> Same {
-        if !self.attrs.insert((a, b)) {
-            return Ok(());
+        self.open.push(Pair::Attrs(a, b));
+        self.entries()
+    }
+
+    /// Compares the pairs met, and those they refer to.
+    fn entries(&mut self) -> Same {
+        while let Some(pair) = self.open.pop() {
+            match pair {
+                Pair::Attrs(a, b) if self.attrs.insert((a, b)) => {
+                    let (mut x, mut y) = (self.a.attr(a).clone(), self.b.attr(b).clone());
+                    if let (Attr::Resource(x), Attr::Resource(y)) = (&x, &y) {
+                        self.blob(*x, *y)?;
+                        continue;
+                    }
+                    self.linked(take_links(&mut x), take_links(&mut y))?;
+                    equal("attribute", &x, &y)?;
+                }
+                Pair::Types(a, b) if self.types.insert((a, b)) => {
+                    let (mut x, mut y) = (self.a.ty(a).clone(), self.b.ty(b).clone());
+                    self.linked(take_type_links(&mut x), take_type_links(&mut y))?;
+                    equal("type", &x, &y)?;
+                }
+                Pair::Attrs(..) | Pair::Types(..) => {}
+            }
         }
-        let (a, b) = (self.a.attr(a), self.b.attr(b));
-        if let (Attr::Resource(x), Attr::Resource(y)) = (a, b) {
-            let (x, y) = (self.a.blob(*x), self.b.blob(*y));
-            equal("blob key", &x.key, &y.key)?;
-            return match (x.bytes(), y.bytes()) {
-                (Some(p), Some(q)) if p == q => Ok(()),
-                _ => Err(format!("blob `{}` differs", x.key)),
-            };
+        Ok(())
+    }
+
+    /// What two entries refer to is compared in its place.
+    fn linked(&mut self, x: Vec<Link>, y: Vec<Link>) -> Same {
+        equal("number of references", &x.len(), &y.len())?;
+        for pair in x.into_iter().zip(y) {
+            self.open.push(match pair {
+                (Link::Attr(a), Link::Attr(b)) => Pair::Attrs(a, b),
+                (Link::Type(a), Link::Type(b)) => Pair::Types(a, b),
+                (a, b) => return equal("reference", &a, &b),
+            });
         }
-        // Everything an attribute refers to is compared in its place, and what
-        // remains with the references taken out.
-        let (x, y) = (links(a), links(b));
-        equal("number of attributes", &x.attrs.len(), &y.attrs.len())?;
-        for (&i, &j) in x.attrs.iter().zip(&y.attrs) {
-            self.attr(i, j)?;
+        Ok(())
+    }
+
+    fn blob(&self, x: BlobId, y: BlobId) -> Same {
+        let (x, y) = (self.a.blob(x), self.b.blob(y));
+        equal("blob key", &x.key, &y.key)?;
+        match (x.bytes(), y.bytes()) {
+            (Some(p), Some(q)) if p == q => Ok(()),
+            _ => Err(format!("blob `{}` differs", x.key)),
         }
-        self.types(&x.types, &y.types)?;
-        equal("attribute", &x.rest, &y.rest)
     }
 }
 
-struct Links {
-    attrs: Vec<AttrId>,
-    types: Vec<TypeId>,
-    /// The attribute with every reference replaced by a fixed one.
-    rest: Attr,
+/// Replaces every reference by a fixed one.
+fn take_links(attr: &mut Attr) -> Vec<Link> {
+    let mut links = vec![];
+    attr.each_link(|link| links.push(link.take()));
+    links
 }
 
-fn links(attr: &Attr) -> Links {
-    const NOWHERE: AttrId = AttrId(u32::MAX);
-    const NOTHING: TypeId = TypeId(u32::MAX);
-    let mut rest = attr.clone();
-    let (mut attrs, mut types) = (vec![], vec![]);
-    {
-        let mut attr = |a: &mut AttrId| attrs.push(std::mem::replace(a, NOWHERE));
-        let mut ty = |t: &mut TypeId| types.push(std::mem::replace(t, NOTHING));
-        match &mut rest {
-            Attr::Type(t) | Attr::ParamDecl { ty: t, .. } => ty(t),
-            Attr::Array(items) | Attr::Opaque { items, .. } | Attr::Dictionary(items) => {
-                items.iter_mut().for_each(attr);
-            }
-            Attr::ParamConstant { value, ty: t } => {
-                attr(value);
-                ty(t);
-            }
-            Attr::SourceLocation { file: a, .. }
-            | Attr::CompileUnit { file: a, .. }
-            | Attr::MetadataData(a)
-            | Attr::Metadata { data: a, .. }
-            | Attr::OpaqueLocation(a) => attr(a),
-            Attr::Subprogram {
-                ty: t,
-                compile_unit,
-                file,
-                ..
-            } => {
-                ty(t);
-                attr(compile_unit);
-                attr(file);
-            }
-            Attr::Location {
-                source,
-                scope,
-                fused,
-                metadata,
-            } => {
-                attr(source);
-                attr(scope);
-                fused.iter_mut().chain(metadata).for_each(attr);
-            }
-            Attr::String(_)
-            | Attr::Integer { .. }
-            | Attr::Float { .. }
-            | Attr::Dense { .. }
-            | Attr::Resource(_)
-            | Attr::HwConstraints { .. }
-            | Attr::SymbolRef(_)
-            | Attr::Enum { .. }
-            | Attr::File { .. }
-            | Attr::Unit => {}
-        }
-    }
-    Links { attrs, types, rest }
+fn take_type_links(ty: &mut Type) -> Vec<Link> {
+    let mut links = vec![];
+    ty.each_link(|link| links.push(link.take()));
+    links
 }

@@ -1,7 +1,7 @@
 //! `config.json` and `generation_config.json` to a [`ModelSpec`].
 //!
-//! Every key that `Qwen3ForCausalLM` of transformers reads is either taken over or
-//! must have the one value we compute; anything else would be a silently different
+//! Every key that `Qwen3ForCausalLM` or `LlamaForCausalLM` of transformers reads is either
+//! taken over or must have the one value we compute; anything else would be a silently different
 //! model. Keys it does not read (training settings, versions, tool notes) cannot
 //! change it and are not looked at.
 
@@ -17,7 +17,7 @@ const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// Bound on every dimension, far above any model: products of three fit an u64.
-const MAX_DIMENSION: usize = 1 << 20;
+pub(crate) const MAX_DIMENSION: usize = 1 << 20;
 
 /// Reads both files; oddities that are no errors go to `notes`.
 pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Error> {
@@ -28,14 +28,12 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         parent: "",
         map: &map,
     };
-    config.only("model_type", "qwen3", "`qwen3`")?;
-    if let Some(classes) = config.get("architectures")
-        && *classes != serde_json::json!(["Qwen3ForCausalLM"])
-    {
-        return Err(config.unsupported("architectures", classes, "`[\"Qwen3ForCausalLM\"]`"));
-    }
+    let architecture = read_architecture(&config)?;
     config.only_if_present("hidden_act", &"silu".into(), "`silu`")?;
     config.only_if_present("attention_bias", &false.into(), "`false`")?;
+    if architecture == Architecture::Llama {
+        config.only_if_present("mlp_bias", &false.into(), "`false`")?;
+    }
     config.only_if_present("use_sliding_window", &false.into(), "`false`")?;
     if let Some(types) = config.get("layer_types") {
         let full = types
@@ -62,7 +60,16 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         let expected = format!("a divisor of `num_attention_heads` = {heads}");
         return Err(config.bad("num_key_value_heads", &kv_heads.into(), expected));
     }
-    let head_dim = config.dimension("head_dim")?;
+    let hidden = config.dimension("hidden_size")?;
+    let head_dim = if architecture == Architecture::Llama && config.get("head_dim").is_none() {
+        if !hidden.is_multiple_of(heads) {
+            let expected = format!("a divisor of `hidden_size` = {hidden} if `head_dim` is absent");
+            return Err(config.bad("num_attention_heads", &heads.into(), expected));
+        }
+        hidden / heads
+    } else {
+        config.dimension("head_dim")?
+    };
     if head_dim % 2 != 0 {
         return Err(config.bad("head_dim", &head_dim.into(), "an even number"));
     }
@@ -75,8 +82,8 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         }
     }
     Ok(ModelSpec {
-        architecture: Architecture::Qwen3,
-        hidden: config.dimension("hidden_size")?,
+        architecture,
+        hidden,
         layers: config.count("num_hidden_layers", 1, 10_000)?,
         heads,
         kv_heads,
@@ -90,6 +97,30 @@ pub(super) fn read(dir: &Path, notes: &mut Vec<String>) -> Result<ModelSpec, Err
         bos: config.ids("bos_token_id", vocab)?.first().copied(),
         eos,
     })
+}
+
+/// `model_type`, which must agree with `architectures` if that is there.
+fn read_architecture(config: &Object<'_>) -> Result<Architecture, Error> {
+    let found = config.require("model_type")?;
+    let (architecture, class, supported) = match found.as_str() {
+        Some("qwen3") => (
+            Architecture::Qwen3,
+            "Qwen3ForCausalLM",
+            "`[\"Qwen3ForCausalLM\"]`",
+        ),
+        Some("llama") => (
+            Architecture::Llama,
+            "LlamaForCausalLM",
+            "`[\"LlamaForCausalLM\"]`",
+        ),
+        _ => return Err(config.unsupported("model_type", found, "`qwen3` and `llama`")),
+    };
+    match config.get("architectures") {
+        Some(classes) if *classes != serde_json::json!([class]) => {
+            Err(config.unsupported("architectures", classes, supported))
+        }
+        _ => Ok(architecture),
+    }
 }
 
 fn generation_eos(dir: &Path, vocab: usize) -> Result<Vec<u32>, Error> {
@@ -108,7 +139,7 @@ fn generation_eos(dir: &Path, vocab: usize) -> Result<Vec<u32>, Error> {
 
 /// Reads either spelling: `rope_theta` beside `rope_scaling`, whose kind is `type` or
 /// `rope_type`, or `rope_parameters` with both inside.
-fn read_rope(
+pub(crate) fn read_rope(
     config: &Object<'_>,
     max_position: usize,
     notes: &mut Vec<String>,
@@ -255,7 +286,7 @@ fn yarn_attention_factor(rope: &Object<'_>, factor: f64) -> Result<f64, Error> {
     })
 }
 
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
     let bytes = std::fs::read(path).map_err(|source| Error::Io {
         path: path.to_path_buf(),
         source,
@@ -267,24 +298,24 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
 }
 
 /// A JSON object that knows where it stands, for messages.
-struct Object<'a> {
-    path: &'a PathBuf,
+pub(crate) struct Object<'a> {
+    pub(crate) path: &'a PathBuf,
     /// Key of this object in the file, or empty for the top.
-    parent: &'a str,
-    map: &'a Map<String, Value>,
+    pub(crate) parent: &'a str,
+    pub(crate) map: &'a Map<String, Value>,
 }
 
 impl<'a> Object<'a> {
     /// The value, with null as absent.
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn require(&self, key: &str) -> Result<&'a Value, Error> {
+    pub(crate) fn require(&self, key: &str) -> Result<&'a Value, Error> {
         self.get(key).ok_or_else(|| self.missing(key))
     }
 
-    fn count(&self, key: &str, min: usize, max: usize) -> Result<usize, Error> {
+    pub(crate) fn count(&self, key: &str, min: usize, max: usize) -> Result<usize, Error> {
         let value = self.require(key)?;
         value
             .as_u64()
@@ -293,7 +324,7 @@ impl<'a> Object<'a> {
             .ok_or_else(|| self.bad(key, value, format!("a whole number from {min} to {max}")))
     }
 
-    fn dimension(&self, key: &str) -> Result<usize, Error> {
+    pub(crate) fn dimension(&self, key: &str) -> Result<usize, Error> {
         self.count(key, 1, MAX_DIMENSION)
     }
 
@@ -305,7 +336,7 @@ impl<'a> Object<'a> {
             .ok_or_else(|| self.bad(key, value, format!("a number from {min} to {max}")))
     }
 
-    fn positive(&self, key: &str) -> Result<f64, Error> {
+    pub(crate) fn positive(&self, key: &str) -> Result<f64, Error> {
         let value = self.require(key)?;
         value
             .as_f64()
@@ -313,7 +344,7 @@ impl<'a> Object<'a> {
             .ok_or_else(|| self.bad(key, value, "a number above 0"))
     }
 
-    fn flag(&self, key: &str, default: bool) -> Result<bool, Error> {
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, Error> {
         match self.get(key) {
             None => Ok(default),
             Some(value) => value
@@ -341,16 +372,7 @@ impl<'a> Object<'a> {
             .collect()
     }
 
-    fn only(&self, key: &str, value: &str, supported: &'static str) -> Result<(), Error> {
-        let found = self.require(key)?;
-        if found == value {
-            Ok(())
-        } else {
-            Err(self.unsupported(key, found, supported))
-        }
-    }
-
-    fn only_if_present(
+    pub(crate) fn only_if_present(
         &self,
         key: &str,
         value: &Value,
@@ -370,14 +392,14 @@ impl<'a> Object<'a> {
         }
     }
 
-    fn missing(&self, key: &str) -> Error {
+    pub(crate) fn missing(&self, key: &str) -> Error {
         Error::MissingKey {
             path: self.path.clone(),
             key: self.key(key),
         }
     }
 
-    fn bad(&self, key: &str, found: &Value, expected: impl Into<String>) -> Error {
+    pub(crate) fn bad(&self, key: &str, found: &Value, expected: impl Into<String>) -> Error {
         Error::BadValue {
             path: self.path.clone(),
             key: self.key(key),
@@ -386,7 +408,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    fn unsupported(&self, key: &str, found: &Value, supported: &'static str) -> Error {
+    pub(crate) fn unsupported(&self, key: &str, found: &Value, supported: &'static str) -> Error {
         Error::Unsupported {
             path: self.path.clone(),
             key: self.key(key),

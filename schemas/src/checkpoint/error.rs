@@ -249,4 +249,14 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// A tensor of a kind of drafter that we do not compute.
+    #[error("`{tensor}` in `{}` belongs to {variant}, which is not supported", dir.display())]
+    DrafterVariant {
+        /// The folder.
+        dir: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What it is a part of.
+        variant: &'static str,
+    },
 }

@@ -20,8 +20,8 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// Where a tensor lies.
 #[derive(Debug)]
-pub(super) struct Located {
-    pub(super) shape: Vec<usize>,
+pub(crate) struct Located {
+    pub(crate) shape: Vec<usize>,
     dtype: Dtype,
     shard: usize,
     /// Byte range within the file, checked against its length.
@@ -30,7 +30,7 @@ pub(super) struct Located {
 }
 
 impl Located {
-    pub(super) fn view<'a>(&'a self, shards: &'a [Shard]) -> TensorView<'a> {
+    pub(crate) fn view<'a>(&'a self, shards: &'a [Shard]) -> TensorView<'a> {
         TensorView {
             dtype: self.dtype,
             shape: &self.shape,
@@ -40,10 +40,10 @@ impl Located {
 }
 
 /// The weights of a folder.
-pub(super) struct Found {
-    pub(super) shards: Vec<Shard>,
-    pub(super) tensors: BTreeMap<String, Located>,
-    pub(super) notes: Vec<String>,
+pub(crate) struct Found {
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) tensors: BTreeMap<String, Located>,
+    pub(crate) notes: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -58,7 +58,7 @@ struct IndexMetadata {
     total_size: Option<f64>,
 }
 
-pub(super) fn open(dir: &Path) -> Result<Found, Error> {
+pub(crate) fn open(dir: &Path) -> Result<Found, Error> {
     let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
     match (single.exists(), index.exists()) {
         (true, true) => Err(Error::TwoWeightSets {

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Error;
+use super::{Error, TensorView};
 
 /// The element types of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -43,7 +43,7 @@ impl fmt::Display for Dtype {
 
 /// Widens `bytes` into `out` and refuses NaN and infinity. `first` is the index
 /// within the tensor of the first element, for the message.
-pub(super) fn widen(
+pub(crate) fn widen(
     tensor: &str,
     dtype: Dtype,
     bytes: &[u8],
@@ -83,6 +83,26 @@ pub(super) fn widen(
                 value: out[at],
             });
         }
+    }
+    Ok(())
+}
+
+/// Calls `each` with the elements of a tensor in order, at most `block` at a time.
+pub(crate) fn for_each_block(
+    tensor: &str,
+    view: &TensorView<'_>,
+    block: usize,
+    each: &mut dyn FnMut(&[f32]),
+) -> Result<(), Error> {
+    let size = view.dtype.size();
+    let total = view.bytes.len() / size;
+    let mut buffer = vec![0.0; total.min(block.max(1))];
+    let mut first = 0;
+    for bytes in view.bytes.chunks(buffer.len().max(1) * size) {
+        let values = &mut buffer[..bytes.len() / size];
+        widen(tensor, view.dtype, bytes, first, values)?;
+        each(values);
+        first += values.len();
     }
     Ok(())
 }

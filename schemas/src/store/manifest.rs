@@ -1,12 +1,11 @@
 //! The JSON side of the store.
 
-use std::fmt::Write as _;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::StoreError;
+use crate::hex;
 use crate::lut::{LutError, LutShape};
 
 /// `format` of the manifests this version writes.
@@ -58,13 +57,6 @@ impl<'de> Deserialize<'de> for Key {
         let digits = String::deserialize(deserializer)?;
         Self::parse(&digits).map_err(serde::de::Error::custom)
     }
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut out, b| {
-        let _ = write!(out, "{b:02x}");
-        out
-    })
 }
 
 /// Where the weights came from and how they were made.

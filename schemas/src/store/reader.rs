@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use half::f16;
 use sha2::{Digest, Sha256};
 
-use super::manifest::{FORMAT, Record, hex};
+use super::manifest::{FORMAT, Record};
 use super::{DenseElem, DenseRecord, LutRecord, MANIFEST, Manifest, StoreError, at};
+use crate::hex;
 use crate::lut::{HEADER_LEN, LutMatrix, LutShape};
 use crate::mapped::MappedFile;
 

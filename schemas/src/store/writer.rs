@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::manifest::{FORMAT, Record, hex};
+use super::manifest::{FORMAT, Record};
 use super::reader::{check_digest, check_file_name, check_record, data_path, parse_manifest};
 use super::{
     DenseElem, DenseRecord, FileRecord, Key, LutRecord, MANIFEST, Manifest, MatrixReport,
     Provenance, Store, StoreError, at,
 };
 use crate::atomic;
+use crate::hex;
 use crate::lut::LutMatrix;
 
 /// A store that is being filled. Nothing but [`StoreWriter::finish`] makes it complete.

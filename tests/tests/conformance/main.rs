@@ -4,7 +4,9 @@
 mod suite;
 mod table;
 
-use anemone_schemas::aimodel::build::{Conv2d, Padding};
+use std::collections::BTreeMap;
+
+use anemone_schemas::aimodel::build::{Conv2d, Padding, Scatter};
 use anemone_schemas::aimodel::ir::{Blob, BlobData, Elem, TensorType};
 use anemone_tests::oracle::Tensor;
 
@@ -24,6 +26,10 @@ fn narrowed(r: &mut Random, shape: &[usize]) -> Vec<usize> {
 
 #[test]
 fn functions_of_one_argument() {
+    functions_of_one_argument_suite().run();
+}
+
+fn functions_of_one_argument_suite() -> Suite {
     let mut r = Random::new(1);
     let mut s = Suite::default();
     for op in [
@@ -58,11 +64,15 @@ fn functions_of_one_argument() {
         let x = r.plain(&shape, 100.0);
         s.add("cast", vec![x], 0.0, |g, a| vec![g.cast(a[0], elem)]);
     }
-    s.run();
+    s
 }
 
 #[test]
 fn functions_of_two_arguments() {
+    functions_of_two_arguments_suite().run();
+}
+
+fn functions_of_two_arguments_suite() -> Suite {
     let mut r = Random::new(2);
     let mut s = Suite::default();
     let ops = [
@@ -153,11 +163,15 @@ fn functions_of_two_arguments() {
             }]
         });
     }
-    s.run();
+    s
 }
 
 #[test]
 fn moved_elements() {
+    moved_elements_suite().run();
+}
+
+fn moved_elements_suite() -> Suite {
     let mut r = Random::new(3);
     let mut s = Suite::default();
     for _ in 0..CASES {
@@ -302,11 +316,15 @@ fn moved_elements() {
             vec![g.gather_along_axis(a[0], a[1], 0)]
         });
     }
-    s.run();
+    s
 }
 
 #[test]
 fn rows() {
+    rows_suite().run();
+}
+
+fn rows_suite() -> Suite {
     let mut r = Random::new(4);
     let mut s = Suite::default();
     for _ in 0..CASES {
@@ -347,7 +365,7 @@ fn rows() {
             vec![g.reduce_min(a[0], &[axis])]
         });
     }
-    s.run();
+    s
 }
 
 /// Error of summing `k` products of numbers up to 1 with a rounding to f16 at each
@@ -358,6 +376,10 @@ fn f16_steps(k: usize) -> f32 {
 
 #[test]
 fn products() {
+    products_suite().run();
+}
+
+fn products_suite() -> Suite {
     let mut r = Random::new(5);
     let mut s = Suite::default();
     for case in 0..CASES {
@@ -459,18 +481,142 @@ fn products() {
             },
         );
     }
-    s.run();
+    s
+}
+
+#[test]
+fn rare_operations() {
+    rare_operations_suite().run();
+}
+
+/// Indices `0..n` in random order.
+fn shuffled(r: &mut Random, n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    for i in (1..n).rev() {
+        order.swap(i, r.below(i + 1));
+    }
+    order
+}
+
+fn rare_operations_suite() -> Suite {
+    let mut r = Random::new(6);
+    let mut s = Suite::default();
+    let modes = [
+        Scatter::Update,
+        Scatter::Add,
+        Scatter::Sub,
+        Scatter::Mul,
+        Scatter::Div,
+        Scatter::Max,
+        Scatter::Min,
+    ];
+    for case in 0..CASES {
+        // What two writes to one place do is not defined, so no index appears twice.
+        let (rows, cols) = (r.within(1, 7), r.within(1, 6));
+        let count = r.within(1, rows);
+        let x = r.halves(&[rows, cols]);
+        let ids: Vec<i32> = shuffled(&mut r, rows)[..count]
+            .iter()
+            .map(|&i| i as i32 - if r.below(4) == 0 { rows as i32 } else { 0 })
+            .collect();
+        let idx = Tensor::i32(&[count, 1], &ids);
+        let new = r.halves(&[count, cols]);
+        s.add("scatter_nd", vec![x.clone(), idx, new], 0.0, |g, a| {
+            vec![g.scatter_nd(a[0], a[1], a[2])]
+        });
+        let places = r.within(1, rows * cols);
+        let pairs: Vec<i32> = shuffled(&mut r, rows * cols)[..places]
+            .iter()
+            .flat_map(|&p| [(p / cols) as i32, (p % cols) as i32])
+            .collect();
+        let idx = Tensor::i32(&[places, 2], &pairs);
+        let new = r.halves(&[places]);
+        s.add("scatter_nd", vec![x, idx, new], 0.0, |g, a| {
+            vec![g.scatter_nd(a[0], a[1], a[2])]
+        });
+
+        let mode = modes[case % modes.len()];
+        let axis = r.below(2);
+        let (shape, len) = ([rows, cols], [rows, cols][axis]);
+        let count = r.within(1, len);
+        let mut to = shape;
+        to[axis] = count;
+        let mut ids = vec![0; to[0] * to[1]];
+        for lane in 0..shape[1 - axis] {
+            for (k, &i) in shuffled(&mut r, len)[..count].iter().enumerate() {
+                let at = if axis == 0 {
+                    k * to[1] + lane
+                } else {
+                    lane * to[1] + k
+                };
+                ids[at] = i as i32;
+            }
+        }
+        let (x, new) = (r.plain(&shape, 9.0), r.plain(&to, 9.0));
+        let inputs = vec![x, Tensor::i32(&to, &ids), new];
+        s.add("scatter_along_axis", inputs, 0.0, |g, a| {
+            vec![g.scatter_along_axis(a[0], a[1], a[2], axis, mode)]
+        });
+
+        let shape = r.shape();
+        let x = r.halves(&shape);
+        let mut axes = shuffled(&mut r, shape.len());
+        axes.truncate(r.within(1, shape.len()));
+        s.add("reverse", vec![x], 0.0, |g, a| vec![g.reverse(a[0], &axes)]);
+        let mut shape = r.shape();
+        let axis = r.below(shape.len());
+        shape[axis] = r.pick(&[1, 2, 9, 40]);
+        let descending = r.below(2) == 0;
+        // Few different values, so that there are ties.
+        let n = shape.iter().product();
+        let ties: Vec<f32> = (0..n).map(|_| r.below(7) as f32 - 3.0).collect();
+        let x = if case % 2 == 0 {
+            Tensor::f16(&shape, &ties)
+        } else {
+            r.plain(&shape, 50.0)
+        };
+        s.add("sort", vec![x.clone()], 0.0, |g, a| {
+            vec![g.sort(a[0], axis, descending)]
+        });
+        s.add("argsort", vec![x], 0.0, |g, a| {
+            vec![g.argsort(a[0], axis, descending, true)]
+        });
+        let ints = |r: &mut Random| -> Vec<i32> {
+            (0..n)
+                .map(|_| r.below(1 << 20) as i32 - (1 << 19))
+                .collect()
+        };
+        for op in ["bitwise_and", "bitwise_or", "bitwise_xor"] {
+            let (x, y) = (ints(&mut r), ints(&mut r));
+            let inputs = vec![Tensor::i32(&shape, &x), Tensor::i32(&shape, &y)];
+            s.add(op, inputs, 0.0, |g, a| vec![g.binary(op, a[0], a[1])]);
+        }
+    }
+    s
 }
 
 #[test]
 fn the_page_of_operations_is_current() {
+    let suites = [
+        functions_of_one_argument_suite(),
+        functions_of_two_arguments_suite(),
+        moved_elements_suite(),
+        rows_suite(),
+        products_suite(),
+        rare_operations_suite(),
+    ];
+    let mut cases = BTreeMap::new();
+    for op in suites.iter().flat_map(Suite::operations) {
+        *cases.entry(op).or_insert(0) += 1;
+    }
+    for (op, n) in &cases {
+        assert!(*n >= CASES, "{n} cases of `{op}`");
+    }
+    let page = table::page(&cases);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
     if std::env::var_os("ANEMONE_BLESS").is_some() {
-        std::fs::write(path, table::page()).expect("docs can be written");
+        std::fs::write(path, &page).expect("docs can be written");
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(
-        found == table::page(),
-        "run this test with `ANEMONE_BLESS=1`"
-    );
+    assert!(found == page, "run this test with `ANEMONE_BLESS=1`");
 }

@@ -143,6 +143,11 @@ impl Suite {
         });
     }
 
+    /// The operation of every case.
+    pub(crate) fn operations(&self) -> impl Iterator<Item = &'static str> {
+        self.cases.iter().map(|c| c.op)
+    }
+
     /// Runs all functions in both runtimes and compares.
     pub(crate) fn run(self) {
         let dir = tempfile::tempdir().expect("a scratch folder");

@@ -1,6 +1,7 @@
 //! How close our runtime must come to Apple's, operation by operation. The same
 //! table makes `docs/operations.md`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// How results may differ. NaN equals NaN; zeros of either sign are equal.
@@ -90,6 +91,18 @@ pub(crate) const TABLE: &[Entry] = &[
     entry("gather_nd", Rule::Exact, MOVES),
     entry("gather_along_axis", Rule::Exact, MOVES),
     entry("range", Rule::Exact, "of integers"),
+    entry("scatter_nd", Rule::Exact, MOVES),
+    entry(
+        "scatter_along_axis",
+        Rule::Exact,
+        "moves elements, or combines two with one correctly rounded operation",
+    ),
+    entry("reverse", Rule::Exact, MOVES),
+    entry("sort", Rule::Exact, MOVES),
+    entry("argsort", Rule::Exact, "stable"),
+    entry("bitwise_and", Rule::Exact, "of integers"),
+    entry("bitwise_or", Rule::Exact, "of integers"),
+    entry("bitwise_xor", Rule::Exact, "of integers"),
     entry("softmax", Rule::Ulps(2), ORDER),
     entry("argmax", Rule::Exact, "the first of equal elements"),
     entry("reduce_sum", Rule::Accumulated(1), ORDER),
@@ -128,15 +141,16 @@ pub(crate) fn rule(name: &str) -> Rule {
         .rule
 }
 
-/// `docs/operations.md`.
-pub(crate) fn page() -> String {
+/// `docs/operations.md`, given the number of cases of each operation.
+pub(crate) fn page(cases: &BTreeMap<&str, usize>) -> String {
     let mut page = String::from(
         "# Operations\n\n\
          What the runtime executes, and how far a result may lie from that of Apple's CPU \
          runtime.\n`tests/tests/conformance` holds at least fifty random cases of each to it and \
          writes this page\n(`ANEMONE_BLESS=1`). Broadcasting forms have the rule of the plain \
-         one.\n\n\
-         | operation | tolerance | reason |\n|---|---|---|\n",
+         one.\nTensors have rank 1 to 5; values include zeros of both signs, infinities, NaN, the \
+         largest and\nthe smallest numbers, where the operation defines what they give.\n\n\
+         | operation | tolerance | cases | reason |\n|---|---|---:|---|\n",
     );
     for e in TABLE {
         let tolerance = match e.rule {
@@ -144,7 +158,8 @@ pub(crate) fn page() -> String {
             Rule::Ulps(n) => format!("{n} ulp"),
             Rule::Accumulated(n) => format!("{n} ulp, or the error bound of its terms"),
         };
-        let _ = writeln!(page, "| `{}` | {tolerance} | {} |", e.name, e.why);
+        let n = cases.get(e.name).copied().unwrap_or(0);
+        let _ = writeln!(page, "| `{}` | {tolerance} | {n} | {} |", e.name, e.why);
     }
     page
 }

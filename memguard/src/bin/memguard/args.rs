@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anemone_memguard::{Amount, Limits, human_bytes};
+use anemone_memguard::{LimitArgs, Limits};
 use clap::Parser;
 
 const EXIT_CODES: &str = "\
@@ -27,33 +27,12 @@ sent to memguard are passed on to it.";
 #[derive(Debug, Parser)]
 #[command(version, about, after_help = EXIT_CODES)]
 pub(crate) struct Args {
-    /// Kill when swap in use has grown by this much
-    #[arg(long, value_name = "SIZE|off", default_value = "6G", value_parser = size_or_off)]
-    swap_growth: Switch<u64>,
-
-    /// Kill when less memory than this is available: a size or a share of all memory
-    #[arg(long, value_name = "SIZE|%|off", default_value = "6%", value_parser = amount_or_off)]
-    min_free: Switch<Amount>,
-
-    /// Kill when the anonymous memory of the command and its children reaches this
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    max_anon: Option<u64>,
-
-    /// Ask with SIGTERM when their anonymous memory reaches this. Swap and available
-    /// memory are asked about at three quarters of the way to their limits; `off`
-    /// kills without asking
-    #[arg(long, value_name = "SIZE|off", value_parser = size_or_off)]
-    soft: Option<Switch<u64>>,
+    #[command(flatten)]
+    limits: LimitArgs,
 
     /// Seconds to wait after asking before killing
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     grace: u64,
-
-    /// Longest pause between two looks, in milliseconds; it gets shorter as a limit
-    /// comes near
-    #[arg(long, value_name = "MS", default_value_t = 500,
-          value_parser = clap::value_parser!(u64).range(10..=60_000))]
-    interval: u64,
 
     /// Hold the lock for heavy jobs while the command runs
     #[arg(long)]
@@ -82,46 +61,6 @@ pub(crate) struct Args {
     pub(crate) command: Vec<OsString>,
 }
 
-/// A limit, or none. (`Option` would mean an optional argument to clap.)
-#[derive(Debug, Clone, Copy)]
-enum Switch<T> {
-    Off,
-    At(T),
-}
-
-impl<T> Switch<T> {
-    fn get(self) -> Option<T> {
-        match self {
-            Self::Off => None,
-            Self::At(value) => Some(value),
-        }
-    }
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(Amount::Bytes(bytes)) => Ok(bytes),
-        Ok(Amount::Percent(_)) => Err("a share is not possible here, give a size".into()),
-        Err(e) => Err(e.to_string()),
-    }
-}
-
-fn size_or_off(text: &str) -> Result<Switch<u64>, String> {
-    if text == "off" {
-        return Ok(Switch::Off);
-    }
-    size(text).map(Switch::At)
-}
-
-fn amount_or_off(text: &str) -> Result<Switch<Amount>, String> {
-    if text == "off" {
-        return Ok(Switch::Off);
-    }
-    text.parse()
-        .map(Switch::At)
-        .map_err(|e: anemone_memguard::ParseAmountError| e.to_string())
-}
-
 impl Args {
     /// The limits, or what is wrong with the arguments.
     pub(crate) fn limits(&self) -> Result<Limits, String> {
@@ -131,24 +70,7 @@ impl Args {
         {
             return Err(format!("unknown option `{program}`"));
         }
-        let soft_anon = self.soft.and_then(Switch::get);
-        if let (Some(soft), Some(hard)) = (soft_anon, self.max_anon)
-            && soft >= hard
-        {
-            return Err(format!(
-                "`--soft` ({}) must be below `--max-anon` ({})",
-                human_bytes(soft),
-                human_bytes(hard)
-            ));
-        }
-        Ok(Limits {
-            swap_growth: self.swap_growth.get(),
-            min_free: self.min_free.get(),
-            max_anon: self.max_anon,
-            soft_anon,
-            ask_first: !matches!(self.soft, Some(Switch::Off)),
-            interval: Duration::from_millis(self.interval),
-        })
+        self.limits.limits()
     }
 
     pub(crate) fn grace(&self) -> Duration {

@@ -1,17 +1,22 @@
 //! `anemone bench`: how fast.
 //!
-//! A trial takes in a prompt of pseudo-random ids and then decodes; stop ids do not
-//! end it. The first trial of each kind warms up and does not count.
+//! A trial takes in a prompt of pseudo-random ids, or of a file, and then decodes, once
+//! plain and once with drafts; stop ids do not end it. The first trial of each kind
+//! warms up and does not count. Both kinds run in turn, so that a busy machine is busy
+//! for both.
 
 use std::fmt::Write;
-use std::time::Instant;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use anemone_runtime::engine::{Cache, Engine, Row};
+use anemone_runtime::engine::{Answer, Engine, Options, Row, Session, Statistics};
 use anemone_schemas::exit::Exit;
 use clap::Args;
 use serde::Serialize;
 
 use crate::ModelArgs;
+use crate::drafts::{DraftArgs, Summary};
 use crate::failure::End;
 use crate::{output, profile};
 
@@ -31,6 +36,12 @@ pub(crate) struct BenchArgs {
     /// Seed of the prompt.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Text to take the prompt from; pseudo-random ids are no text that drafts could
+    /// foresee.
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    #[command(flatten)]
+    drafts: DraftArgs,
     /// Print one JSON document.
     #[arg(long)]
     json: bool,
@@ -49,19 +60,43 @@ struct Report {
     seed: u64,
     /// Tokens per second of the prompt.
     prefill: Series,
-    /// Tokens per second after it.
+    /// Tokens per second after it, without drafts.
     decode: Series,
+    /// Milliseconds of a cycle outside the programs, without drafts.
+    host_ms: Series,
+    /// The same prompt with drafts.
+    drafts: Option<DraftReport>,
     /// Milliseconds from the prompt to the first token.
     first_token_ms: Series,
-    /// Milliseconds of one full call, by width.
+    /// Milliseconds of one call, by width and rows in use.
     calls: Vec<CallTime>,
     /// Highest resident size of the process, where the system tells.
     peak_rss_bytes: Option<u64>,
 }
 
+/// Decoding with drafts: `(accepted + 1) / (draft + verify + host)` tokens per second.
+#[derive(Debug, Serialize)]
+struct DraftReport {
+    /// Tokens per second.
+    decode: Series,
+    /// Median speed over that without drafts.
+    speedup: f64,
+    /// Accepted tokens per cycle, the target's own not counted.
+    accepted: Series,
+    /// Milliseconds per cycle in the drafter.
+    draft_ms: Series,
+    /// Milliseconds per cycle in the target's programs.
+    verify_ms: Series,
+    /// Milliseconds per cycle outside both.
+    host_ms: Series,
+    /// All counts of the last trial.
+    last: Summary,
+}
+
 #[derive(Debug, Serialize)]
 struct CallTime {
     width: usize,
+    rows: usize,
     context: usize,
     milliseconds: Series,
 }
@@ -93,7 +128,7 @@ impl Series {
 pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
     let (p, n) = (args.prompt_tokens.max(1), args.new_tokens.max(1));
-    if p + n > engine.max_context() {
+    if p + n >= engine.max_context() {
         return Err(End::bad_input(
             format!(
                 "{p} + {n} tokens do not fit the context of {}",
@@ -114,30 +149,34 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
         }
         return Ok(Exit::Ok);
     }
-    let prompt = ids(&engine, p, args.seed);
-    let (mut prefill, mut decode, mut first) = (Vec::new(), Vec::new(), Vec::new());
+    let prompt = match &args.text {
+        None => ids(&engine, p, args.seed),
+        Some(path) => text_ids(&engine, path, p)?,
+    };
+    let (mut plain, mut drafted) = (Vec::new(), Vec::new());
+    let mut source = "off";
     for trial in 0..=args.repeat {
-        let mut cache = engine.cache();
-        let mut tokens = prompt.clone();
-        let start = Instant::now();
-        let mut next = feed(&engine, &mut cache, &tokens, 0)?;
-        let prompt_time = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        for _ in 0..n {
-            tokens.push(next);
-            next = feed(&engine, &mut cache, &tokens, tokens.len() - 1)?;
-        }
-        let decode_time = start.elapsed().as_secs_f64();
+        let answer = decode(&engine, Session::new(&engine, None), &prompt, args)?;
+        let session = args.drafts.session(&engine)?;
+        source = session.1;
+        let with = (source != "off")
+            .then(|| decode(&engine, session.0, &prompt, args))
+            .transpose()?;
         if trial > 0 {
-            prefill.push(p as f64 / prompt_time);
-            decode.push(n as f64 / decode_time);
-            first.push(prompt_time * 1e3);
+            plain.push(answer.statistics);
+            drafted.extend(with.map(|a| a.statistics));
         }
     }
+    let series = |of: fn(&Statistics) -> f64| Series::new(plain.iter().map(of).collect());
+    let decode = series(Statistics::tokens_per_second);
+    let drafts = DraftReport::new(source, drafted, decode.median);
     let widths = engine.manifest().widths.clone();
-    let calls = widths
-        .into_iter()
-        .map(|width| call_time(&engine, width, args))
+    let full = widths.iter().map(|&w| (w, w));
+    let part = [1, 2, 4, 8, 12].into_iter().filter(|n| *n < widths[0]);
+    let calls = part
+        .map(|n| (widths[0], n))
+        .chain(full)
+        .map(|(width, rows)| call_time(&engine, width, rows, args))
         .collect::<Result<_, End>>()?;
     let model = &engine.manifest().model;
     let report = Report {
@@ -146,9 +185,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
         prompt_tokens: p,
         new_tokens: n,
         seed: args.seed,
-        prefill: Series::new(prefill),
-        decode: Series::new(decode),
-        first_token_ms: Series::new(first),
+        prefill: series(|s| s.prompt_tokens as f64 / s.prompt_time.as_secs_f64()),
+        decode,
+        host_ms: series(|s| per_cycle(s, s.host_time())),
+        drafts,
+        first_token_ms: series(|s| s.prompt_time.as_secs_f64() * 1e3),
         calls,
         peak_rss_bytes: peak_rss(),
     };
@@ -160,28 +201,76 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     Ok(Exit::Ok)
 }
 
-fn feed(engine: &Engine, cache: &mut Cache, tokens: &[u32], done: usize) -> Result<u32, End> {
-    let mut next = 0;
-    engine.feed(cache, tokens, done, |_, step| {
-        next = step.ids.last().copied().unwrap_or(0);
-    })?;
-    Ok(next)
+/// One trial: the prompt and `new_tokens` cycles' worth of ids, past any stop id.
+fn decode(
+    engine: &Engine,
+    mut session: Session,
+    prompt: &[u32],
+    args: &BenchArgs,
+) -> Result<Answer, End> {
+    let options = Options {
+        stop: false,
+        ..args.drafts.options(args.new_tokens.max(1) + 1)
+    };
+    let receive = |_| ControlFlow::Continue(());
+    Ok(session.answer(engine, prompt, &options, receive)?)
 }
 
-/// Times full calls of a width at the start of a cache.
-fn call_time(engine: &Engine, width: usize, args: &BenchArgs) -> Result<CallTime, End> {
-    let rows = Row::chain(&ids(engine, width, args.seed), 0);
+fn per_cycle(s: &Statistics, time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3 / s.cycles.max(1) as f64
+}
+
+impl DraftReport {
+    fn new(source: &'static str, trials: Vec<Statistics>, plain: f64) -> Option<Self> {
+        let series = |of: fn(&Statistics) -> f64| Series::new(trials.iter().map(of).collect());
+        let decode = series(Statistics::tokens_per_second);
+        Some(Self {
+            speedup: decode.median / plain,
+            decode,
+            accepted: series(Statistics::accepted_per_cycle),
+            draft_ms: series(|s| per_cycle(s, s.draft_time)),
+            verify_ms: series(|s| per_cycle(s, s.verify_time)),
+            host_ms: series(|s| per_cycle(s, s.host_time())),
+            last: Summary::new(source, trials.last()?.clone()),
+        })
+    }
+}
+
+/// The first ids of a text.
+fn text_ids(engine: &Engine, path: &PathBuf, n: usize) -> Result<Vec<u32>, End> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| End::bad_input(format!("cannot read `{}`: {e}", path.display()), None))?;
+    let mut ids = engine.tokenizer().encode(&text, true)?;
+    if ids.len() < n {
+        return Err(End::bad_input(
+            format!("`{}` has {} tokens, {n} wanted", path.display(), ids.len()),
+            Some("lower `--prompt-tokens`"),
+        ));
+    }
+    ids.truncate(n);
+    Ok(ids)
+}
+
+/// Times calls of `rows` rows at the start of a cache.
+fn call_time(
+    engine: &Engine,
+    width: usize,
+    rows: usize,
+    args: &BenchArgs,
+) -> Result<CallTime, End> {
+    let chain = Row::chain(&ids(engine, rows, args.seed), 0);
     let mut cache = engine.cache();
     let mut times = Vec::new();
     for trial in 0..=args.repeat {
         let start = Instant::now();
-        engine.step(&mut cache, 0, &rows)?;
+        engine.step(&mut cache, 0, &chain)?;
         if trial > 0 {
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }
     }
     Ok(CallTime {
         width,
+        rows,
         context: cache.context(),
         milliseconds: Series::new(times),
     })
@@ -225,9 +314,26 @@ fn render(r: &Report) -> String {
         "tokens/s",
     );
     line(format!("decode {}", r.new_tokens), &r.decode, "tokens/s");
+    if let Some(d) = &r.drafts {
+        line("  with drafts".into(), &d.decode, "tokens/s");
+        line(
+            "  accepted per cycle".into(),
+            &d.accepted,
+            "(own token not counted)",
+        );
+        line("  draft".into(), &d.draft_ms, "ms per cycle");
+        line("  verify".into(), &d.verify_ms, "ms per cycle");
+        line("  host".into(), &d.host_ms, "ms per cycle");
+    }
+    line("host without drafts".into(), &r.host_ms, "ms per cycle");
     line("first token".into(), &r.first_token_ms, "ms");
     for c in &r.calls {
-        line(format!("call of {} rows", c.width), &c.milliseconds, "ms");
+        let name = format!("call of {} rows of {}", c.rows, c.width);
+        line(name, &c.milliseconds, "ms");
+    }
+    if let Some(d) = &r.drafts {
+        let _ = writeln!(out, "{:.2} times the speed without drafts", d.speedup);
+        out.push_str(&d.last.render());
     }
     if let Some(bytes) = r.peak_rss_bytes {
         let _ = writeln!(

@@ -2,16 +2,16 @@
 
 use std::io::{BufRead, Write};
 
-use anemone_runtime::engine::{Engine, Finish};
+use anemone_runtime::engine::{Engine, Finish, Options, Session, Statistics};
 use anemone_schemas::exit::Exit;
 use anemone_schemas::tokenizer::ChatMessage;
 use clap::Args;
 
 use crate::ModelArgs;
+use crate::drafts::{DraftArgs, Summary};
 use crate::failure::End;
 use crate::output::{self, Interrupt};
 use crate::run;
-use crate::text::Text;
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
@@ -23,6 +23,11 @@ pub(crate) struct ChatArgs {
     /// Tokens of one answer at most.
     #[arg(short = 'n', long, default_value_t = 1024)]
     max_tokens: usize,
+    #[command(flatten)]
+    drafts: DraftArgs,
+    /// Say after each answer what drafting gave and cost.
+    #[arg(long)]
+    stats: bool,
 }
 
 const HELP: &str = "/reset forgets the conversation, /system TEXT sets the system message and \
@@ -52,7 +57,8 @@ fn message(role: &str, content: &str) -> ChatMessage {
 pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
     let interrupt = Interrupt::install()?;
-    let mut text = Text::new(&engine);
+    let (mut session, draft) = args.drafts.session(&engine)?;
+    let options = args.drafts.options(args.max_tokens);
     let mut talk = Conversation::new(args.system.as_deref());
     output::note(HELP);
     let mut lines = std::io::stdin().lock().lines();
@@ -77,7 +83,10 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
             said => {
                 talk.0.push(message("user", said));
                 interrupt.lower();
-                turn(&engine, &mut text, &mut talk, args.max_tokens, &interrupt)?;
+                let statistics = turn(&engine, &mut session, &mut talk, &options, &interrupt)?;
+                if let Some(statistics) = statistics.filter(|_| args.stats) {
+                    output::note(Summary::new(draft, statistics).render().trim_end());
+                }
             }
         }
     }
@@ -87,11 +96,11 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
 /// long.
 fn turn(
     engine: &Engine,
-    text: &mut Text,
+    session: &mut Session,
     talk: &mut Conversation,
-    max_tokens: usize,
+    options: &Options,
     interrupt: &Interrupt,
-) -> Result<(), End> {
+) -> Result<Option<Statistics>, End> {
     let ids = engine.chat_prompt(&talk.0)?;
     if ids.len() > engine.max_context() {
         talk.0.pop();
@@ -100,9 +109,9 @@ fn turn(
             ids.len(),
             engine.max_context()
         ));
-        return Ok(());
+        return Ok(None);
     }
-    let answer = run::stream(engine, text, &ids, max_tokens, interrupt, true)?;
+    let answer = run::stream(engine, session, &ids, options, interrupt, true)?;
     output::print("\n")?;
     let said = engine.tokenizer().decode(&answer.ids, true)?;
     talk.0.push(message("assistant", &said));
@@ -111,7 +120,7 @@ fn turn(
         Finish::Length => output::note("(the answer was cut)"),
         Finish::Stop | Finish::Cancelled => {}
     }
-    Ok(())
+    Ok(Some(answer.statistics))
 }
 
 fn prompt() {

@@ -2,11 +2,11 @@
 
 mod bench;
 mod chat;
+mod drafts;
 mod failure;
 mod output;
 mod profile;
 mod run;
-mod text;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

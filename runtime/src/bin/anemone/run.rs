@@ -1,17 +1,18 @@
 //! `anemone run`: one prompt, one answer.
 
 use std::io::Read;
+use std::ops::ControlFlow;
 
-use anemone_runtime::engine::{Engine, Finish};
+use anemone_runtime::engine::{Answer, Engine, Finish, Options, Session};
 use anemone_schemas::exit::Exit;
 use anemone_schemas::tokenizer::ChatMessage;
 use clap::Args;
 use serde::Serialize;
 
 use crate::ModelArgs;
+use crate::drafts::{DraftArgs, Summary};
 use crate::failure::End;
 use crate::output::{self, Interrupt};
-use crate::text::{Answer, Text, finish_name};
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
@@ -28,9 +29,14 @@ pub(crate) struct RunArgs {
     /// Tokens at most.
     #[arg(short = 'n', long, default_value_t = 256)]
     max_tokens: usize,
+    #[command(flatten)]
+    drafts: DraftArgs,
     /// Print the answer when it is complete.
     #[arg(long)]
     no_stream: bool,
+    /// Say what drafting gave and cost.
+    #[arg(long)]
+    stats: bool,
     /// Print one JSON document with the answer, counts and times.
     #[arg(long)]
     json: bool,
@@ -42,36 +48,34 @@ struct Report {
     text: String,
     /// `stop`, `length`, `context` or `cancelled`.
     finish: &'static str,
-    prompt_tokens: usize,
     tokens: usize,
-    /// Time to the first token.
-    prompt_seconds: f64,
-    /// Time from the first token to the last.
-    decode_seconds: f64,
     prompt_tokens_per_second: f64,
     decode_tokens_per_second: f64,
+    statistics: Summary,
 }
 
 impl Report {
-    fn new(text: String, answer: &Answer) -> Self {
-        let (prompt, decode) = (answer.first.as_secs_f64(), answer.rest.as_secs_f64());
-        let later = answer.ids.len().saturating_sub(1);
+    fn new(text: String, answer: &Answer, draft: &'static str) -> Self {
+        let counts = answer.statistics.clone();
         Self {
             text,
-            finish: finish_name(answer.finish),
-            prompt_tokens: answer.processed,
+            finish: match answer.finish {
+                Finish::Stop => "stop",
+                Finish::Length => "length",
+                Finish::Context => "context",
+                Finish::Cancelled => "cancelled",
+            },
             tokens: answer.ids.len(),
-            prompt_seconds: prompt,
-            decode_seconds: decode,
-            prompt_tokens_per_second: rate(answer.processed, prompt),
-            decode_tokens_per_second: rate(later, decode),
+            prompt_tokens_per_second: rate(counts.prompt_tokens, counts.prompt_time.as_secs_f64()),
+            decode_tokens_per_second: counts.tokens_per_second(),
+            statistics: Summary::new(draft, counts),
         }
     }
 
     fn line(&self) -> String {
         format!(
             "{} prompt tokens at {:.1}/s, {} tokens at {:.1}/s, {}",
-            self.prompt_tokens,
+            self.statistics.counts.prompt_tokens,
             self.prompt_tokens_per_second,
             self.tokens,
             self.decode_tokens_per_second,
@@ -81,7 +85,7 @@ impl Report {
 }
 
 /// Tokens per second, 0 where no time passed.
-pub(crate) fn rate(tokens: usize, seconds: f64) -> f64 {
+fn rate(tokens: usize, seconds: f64) -> f64 {
     if seconds > 0.0 {
         tokens as f64 / seconds
     } else {
@@ -113,11 +117,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, End> {
         engine.chat_prompt(&messages)?
     };
     let interrupt = Interrupt::install()?;
-    let mut text = Text::new(&engine);
+    let (mut session, draft) = args.drafts.session(&engine)?;
+    let options = args.drafts.options(args.max_tokens);
     let live = !args.json && !args.no_stream;
-    let answer = stream(&engine, &mut text, &ids, args.max_tokens, &interrupt, live)?;
+    let answer = stream(&engine, &mut session, &ids, &options, &interrupt, live)?;
     let whole = engine.tokenizer().decode(&answer.ids, true)?;
-    let report = Report::new(whole, &answer);
+    let report = Report::new(whole, &answer, draft);
     if args.json {
         output::print_json(&report)?;
     } else {
@@ -126,6 +131,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, End> {
         }
         output::print("\n")?;
         output::note(&report.line());
+        if args.stats {
+            output::note(report.statistics.render().trim_end());
+        }
     }
     Ok(if answer.finish == Finish::Cancelled {
         Exit::Interrupted
@@ -137,17 +145,27 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, End> {
 /// Answers `ids`; if `live`, whole characters are printed as soon as they are known.
 pub(crate) fn stream(
     engine: &Engine,
-    text: &mut Text,
+    session: &mut Session,
     ids: &[u32],
-    max_tokens: usize,
+    options: &Options,
     interrupt: &Interrupt,
     live: bool,
 ) -> Result<Answer, End> {
     let mut pieces = engine.tokenizer().stream();
-    let answer = text.answer(engine, ids, max_tokens, interrupt, |id| {
+    let mut show = |id| {
         let piece = pieces.push(id)?;
         if live { output::print(&piece) } else { Ok(()) }
+    };
+    let mut shown = Ok(());
+    let answer = session.answer(engine, ids, options, |id| {
+        shown = show(id);
+        if shown.is_err() || interrupt.raised() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
+    shown?;
     let tail = pieces.finish()?;
     if live {
         output::print(&tail)?;

@@ -70,14 +70,14 @@ impl Graph<'_> {
     fn find(&self, step: &Step) -> Option<Found> {
         let args: Vec<u32> = step.args.iter().map(|a| a.slot).collect();
         match (&step.kind, &args[..]) {
-            (Kind::Binary(Binary::Mul, _), &[a, b]) => [(a, b), (b, a)].iter().find_map(|&(a, b)| {
-                self.norm(a, b)
-                    .or_else(|| self.gate(a, b))
-                    .or_else(|| self.scaled_rope(a, b))
-            }),
-            (Kind::Binary(Binary::Add, _), &[a, b]) => {
-                self.rope(a, b).or_else(|| self.rope(b, a))
+            (Kind::Binary(Binary::Mul, _), &[a, b]) => {
+                [(a, b), (b, a)].iter().find_map(|&(a, b)| {
+                    self.norm(a, b)
+                        .or_else(|| self.gate(a, b))
+                        .or_else(|| self.scaled_rope(a, b))
+                })
             }
+            (Kind::Binary(Binary::Add, _), &[a, b]) => self.rope(a, b).or_else(|| self.rope(b, a)),
             (Kind::Concat(_) | Kind::Reshape(_), _) => self.attention(step),
             _ => None,
         }
@@ -225,7 +225,11 @@ impl Graph<'_> {
                 return None;
             };
             let whole = spans.iter().enumerate().all(|(a, s)| {
-                let (from, len) = if a == axis { (start, half) } else { (0, shape[a]) };
+                let (from, len) = if a == axis {
+                    (start, half)
+                } else {
+                    (0, shape[a])
+                };
                 *s == Span {
                     start: from,
                     len,

@@ -19,8 +19,11 @@ macro_rules! demand {
     ($cond:expr, $($arg:tt)*) => { if !$cond { return Err(format!($($arg)*)); } };
 }
 
+use demand;
+
 mod compute;
 mod layout;
+mod rare;
 
 /// Element type and extents of a value.
 #[derive(Clone, Debug)]
@@ -165,7 +168,7 @@ impl<'a> Resolver<'a> {
             "primitive.lut_to_dense_v1" => self.lut_to_dense(),
             "primitive.blockwise_shift_scale_v2" => self.shift_scale(),
             "dequantize_v2" => self.dequantize(),
-            _ => Err("the runtime cannot execute this operation".into()),
+            _ => self.rare(name),
         }
     }
 

@@ -135,6 +135,20 @@ impl GraphBuilder<'_> {
         })
     }
 
+    /// `x` sorted along an axis; see [`Self::argsort`].
+    pub fn sort(&mut self, x: ValueId, axis: usize, descending: bool) -> ValueId {
+        let operands = self.sort_operands(x, axis, [descending, true]);
+        self.composite("sort_v1", &operands, |b, a| {
+            let order = b.infer("primitive.argsort_v1", a);
+            let result = b.tensor_type(a[0]).clone();
+            b.typed(
+                "primitive.gather_along_axis_v1",
+                &[a[0], order, a[1]],
+                result,
+            )
+        })
+    }
+
     /// Repeats `x` along every axis.
     pub fn tile(&mut self, x: ValueId, reps: &[usize]) -> ValueId {
         let operands = [x, self.sizes(reps)];

@@ -31,8 +31,9 @@ impl GraphBuilder<'_> {
     }
 
     /// `add sub mul divide maximum minimum pow modulo floor_divide`,
-    /// `equal not_equal greater` (to bool) or `logical_and logical_or logical_xor`
-    /// of two tensors of one shape and type.
+    /// `equal not_equal greater` (to bool), `logical_and logical_or logical_xor` of bools
+    /// or `bitwise_and bitwise_or bitwise_xor` of integers; two tensors of one shape and
+    /// type.
     pub fn binary(&mut self, name: &str, x: ValueId, y: ValueId) -> ValueId {
         self.infer(&format!("primitive.{name}_v1"), &[x, y])
     }

@@ -1,7 +1,7 @@
 //! Shapes, slices, gathers and scatters.
 
 use super::GraphBuilder;
-use crate::aimodel::ir::{Attr, DYNAMIC, TensorType, ValueId, enum_code};
+use crate::aimodel::ir::{Attr, DYNAMIC, Elem, TensorType, ValueId, enum_code};
 
 /// What [`GraphBuilder::pad`] puts around the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,6 +235,31 @@ impl GraphBuilder<'_> {
             vec![("scatter_mode", mode)],
             vec![],
         )[0]
+    }
+
+    /// `x` with its elements in the opposite order along each of `axes`.
+    pub fn reverse(&mut self, x: ValueId, axes: &[usize]) -> ValueId {
+        let axes = self.axes(axes);
+        self.infer("primitive.reverse_v1", &[x, axes])
+    }
+
+    /// Indices (`si32`) of the elements along an axis in ascending or descending order.
+    /// NaN is last either way. Equal elements keep their order if `stable`.
+    pub fn argsort(&mut self, x: ValueId, axis: usize, descending: bool, stable: bool) -> ValueId {
+        let operands = self.sort_operands(x, axis, [descending, stable]);
+        self.infer("primitive.argsort_v1", &operands)
+    }
+
+    pub(super) fn sort_operands(
+        &mut self,
+        x: ValueId,
+        axis: usize,
+        flags: [bool; 2],
+    ) -> [ValueId; 4] {
+        let axis = self.i32_scalar(axis as i32);
+        let [descending, stable] =
+            flags.map(|on| self.full(Elem::Bool, &[], f64::from(u8::from(on))));
+        [x, axis, descending, stable]
     }
 
     /// `[start, start + step, ..)` of `len` elements; the three are scalars of one type.

@@ -7,6 +7,7 @@ use std::hash::Hash;
 use super::sections::{dialect_section, offsets, properties, resource_offsets, string_section};
 use super::{EncodeError, Layout, put_section};
 use crate::aimodel::ids::{self, attr_code, section, type_code};
+use crate::aimodel::ir::links::{Link, Place};
 use crate::aimodel::ir::{Attr, AttrId, Blob, BlobId, Module, Op, TensorType, Type, TypeId};
 use crate::aimodel::varint::{put, put_flagged, put_signed};
 
@@ -104,13 +105,69 @@ impl<'a> Tables<'a> {
         Ok(Some(self.props.get(entry)))
     }
 
+    /// The number of a type.
     pub(super) fn ty(&mut self, id: TypeId) -> Result<u64, EncodeError> {
-        if let Some(&n) = self.type_numbers.get(&id) {
+        self.number(Link::Type(id))
+    }
+
+    /// The number of an attribute.
+    pub(super) fn attr(&mut self, id: AttrId) -> Result<u64, EncodeError> {
+        self.number(Link::Attr(id))
+    }
+
+    /// Numbers an entry after all it refers to. A stack of its own holds the entries
+    /// that wait, since they nest as deep as a file likes.
+    fn number(&mut self, root: Link) -> Result<u64, EncodeError> {
+        if let Some(n) = self.numbered(root) {
             return Ok(n);
         }
         let m = self.m;
+        let mut stack = vec![root];
+        while let Some(&top) = stack.last() {
+            let height = stack.len();
+            if self.numbered(top).is_none() {
+                let wait = |place: Place<'_>| {
+                    let link = place.get();
+                    if self.numbered(link).is_none() {
+                        stack.push(link);
+                    }
+                };
+                match top {
+                    Link::Attr(id) => m.attr(id).clone().each_link(wait),
+                    Link::Type(id) => m.ty(id).clone().each_link(wait),
+                }
+                if stack.len() > height {
+                    // The first one goes first.
+                    stack[height..].reverse();
+                    continue;
+                }
+                match top {
+                    Link::Attr(id) => {
+                        let n = self.plain_attr(m.attr(id))?;
+                        self.attr_numbers.insert(id, n);
+                    }
+                    Link::Type(id) => {
+                        let n = self.plain_type(m.ty(id))?;
+                        self.type_numbers.insert(id, n);
+                    }
+                }
+            }
+            stack.pop();
+        }
+        Ok(self.numbered(root).expect("the root was numbered last"))
+    }
+
+    fn numbered(&self, link: Link) -> Option<u64> {
+        match link {
+            Link::Attr(id) => self.attr_numbers.get(&id),
+            Link::Type(id) => self.type_numbers.get(&id),
+        }
+        .copied()
+    }
+
+    fn plain_type(&mut self, ty: &Type) -> Result<u64, EncodeError> {
         let mut e = vec![];
-        match m.ty(id) {
+        match ty {
             Type::Elem(elem) => {
                 let code = ids::ELEMS.iter().find(|(_, known)| known == elem);
                 put(&mut e, code.expect("every element has a code").0);
@@ -138,9 +195,7 @@ impl<'a> Tables<'a> {
                 put_all(&mut e, &[type_code::UNRESOLVED, inner]);
             }
         }
-        let n = self.types.get(e);
-        self.type_numbers.insert(id, n);
-        Ok(n)
+        Ok(self.types.get(e))
     }
 
     fn tensor(&mut self, e: &mut Vec<u8>, t: &TensorType) -> Result<(), EncodeError> {
@@ -165,15 +220,6 @@ impl<'a> Tables<'a> {
             put(e, self.attr(encoding)?);
         }
         Ok(())
-    }
-
-    pub(super) fn attr(&mut self, id: AttrId) -> Result<u64, EncodeError> {
-        if let Some(&n) = self.attr_numbers.get(&id) {
-            return Ok(n);
-        }
-        let n = self.plain_attr(self.m.attr(id))?;
-        self.attr_numbers.insert(id, n);
-        Ok(n)
     }
 
     fn attrs(&mut self, ids: &[AttrId]) -> Result<Vec<u64>, EncodeError> {

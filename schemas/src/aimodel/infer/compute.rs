@@ -156,21 +156,39 @@ impl Ctx<'_> {
     /// `scale * (data - offset1) + offset2`, one parameter per block.
     fn blockwise_shift_scale(&self) -> Rule<TensorType> {
         self.arity(4)?;
+        let (data, blocks) = (self.dims(0)?, self.parameters()?);
+        // A scalar applies to everything.
+        let fits = blocks.is_empty()
+            || blocks.len() == data.len()
+                && data.iter().zip(&blocks).all(|(&a, &b)| b > 0 && a % b == 0);
+        demand!(
+            fits,
+            "a scale of shape {blocks:?} does not divide {data:?} into blocks"
+        );
+        Ok(plain(self.tensor(3)?.elem, extents(&data)))
+    }
+
+    /// The one shape of operands 1 to 3: scale, offset of the data's type, offset of
+    /// the result's type.
+    fn parameters(&self) -> Rule<Vec<usize>> {
         self.same_elem(0, 2)?;
-        self.same_elem(1, 3)?;
-        let data = self.dims(0)?;
-        for i in 1..4 {
-            let blocks = self.dims(i)?;
-            // A scalar applies to everything.
-            let fits = blocks.is_empty()
-                || blocks.len() == data.len()
-                    && data.iter().zip(&blocks).all(|(&a, &b)| b > 0 && a % b == 0);
+        let scale = self.dims(1)?;
+        for i in [1, 3] {
+            let elem = self.tensor(i)?.elem;
             demand!(
-                fits,
-                "operand {i} of shape {blocks:?} does not divide {data:?} into blocks"
+                elem.is_float(),
+                "operand {i} is {}, not floating point",
+                elem.name()
             );
         }
-        Ok(plain(self.tensor(3)?.elem, extents(&data)))
+        for (i, what) in [(2, "first"), (3, "second")] {
+            let offset = self.dims(i)?;
+            demand!(
+                offset == scale,
+                "the {what} offset has shape {offset:?}, the scale {scale:?}, which must be one"
+            );
+        }
+        Ok(scale)
     }
 
     fn softmax(&self) -> Rule<TensorType> {
@@ -204,21 +222,19 @@ impl Ctx<'_> {
         Ok(plain(Elem::Ui32, shape))
     }
 
-    /// Per-axis parameters of shape `[extent of the axis]`, or scalars.
+    /// Parameters of shape `[extent of the axis]`, or scalars; with those, all axes may
+    /// be named.
     fn dequantize(&self) -> Rule<TensorType> {
         self.arity(5)?;
-        self.same_elem(0, 2)?;
-        self.same_elem(1, 3)?;
-        self.index_operand(4, Index::Signed, 0)?;
-        let x = self.dims(0)?;
-        let axis = self.axis(4, x.len())?;
-        for i in 1..4 {
-            let dims = self.dims(i)?;
-            demand!(
-                dims.is_empty() || dims == [x[axis]],
-                "operand {i} of shape {dims:?} is not one per entry of axis {axis}"
-            );
-        }
+        self.index_elem(4, Index::Signed)?;
+        let (x, scale) = (self.dims(0)?, self.parameters()?);
+        let axes = self.axes(4, x.len())?;
+        let each: usize = axes.iter().map(|&a| x[a]).product();
+        let fits = scale.is_empty() || axes.len() == 1 && scale == [each];
+        demand!(
+            fits,
+            "a scale of shape {scale:?} is not one per entry of axes {axes:?} of {x:?}"
+        );
         Ok(plain(self.tensor(3)?.elem, extents(&x)))
     }
 }

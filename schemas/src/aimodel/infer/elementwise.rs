@@ -58,6 +58,13 @@ impl Ctx<'_> {
                 x.elem.name()
             );
         }
+        if matches!(kind, Binary::Bitwise) {
+            demand!(
+                x.elem.is_integer(),
+                "operands are {}, not integers",
+                x.elem.name()
+            );
+        }
         let shape = if broadcast {
             broadcast_shapes(&x.shape, &y.shape)?
         } else {
@@ -65,7 +72,7 @@ impl Ctx<'_> {
         };
         let elem = match kind {
             Binary::Compare => Elem::Bool,
-            Binary::Arithmetic | Binary::Logical => x.elem,
+            Binary::Arithmetic | Binary::Logical | Binary::Bitwise => x.elem,
         };
         Ok(plain(elem, shape))
     }
@@ -93,6 +100,7 @@ enum Binary {
     Arithmetic,
     Compare,
     Logical,
+    Bitwise,
 }
 
 fn binary_kind(base: &str) -> Option<Binary> {
@@ -101,6 +109,7 @@ fn binary_kind(base: &str) -> Option<Binary> {
         | "floor_divide" => Binary::Arithmetic,
         "equal" | "not_equal" | "greater" => Binary::Compare,
         "logical_and" | "logical_or" | "logical_xor" => Binary::Logical,
+        "bitwise_and" | "bitwise_or" | "bitwise_xor" => Binary::Bitwise,
         _ => return None,
     })
 }

@@ -1,7 +1,7 @@
 //! Operations that move elements without computing: shapes, slices, gathers.
 
 use super::{Ctx, Index, Rule, Stop, demand, extents, plain, wrong};
-use crate::aimodel::ir::{DYNAMIC, TensorType};
+use crate::aimodel::ir::{DYNAMIC, Elem, TensorType};
 
 impl Ctx<'_> {
     pub(super) fn layout(&self, name: &str) -> Option<Rule<Vec<TensorType>>> {
@@ -21,6 +21,9 @@ impl Ctx<'_> {
             "primitive.gather_along_axis_v1" => self.gather_along_axis(),
             "primitive.scatter_nd_v1" => self.scatter_nd(),
             "primitive.scatter_along_axis_v1" => self.scatter_along_axis(),
+            "primitive.reverse_v1" => self.reverse(),
+            "primitive.argsort_v1" => self.sort(Some(Elem::Si32)),
+            "sort_v1" => self.sort(None),
             "tile_v2" => self.tile(),
             _ => return None,
         };
@@ -307,6 +310,36 @@ impl Ctx<'_> {
         self.same_elem(0, 2)?;
         super::same_shapes(&extents(&self.along_axis(3)?), &self.tensor(2)?.shape)?;
         Ok(self.tensor(0)?.clone())
+    }
+
+    fn reverse(&self) -> Rule<TensorType> {
+        self.arity(2)?;
+        self.index_operand(1, Index::Signed, 1)?;
+        let x = self.tensor(0)?;
+        match self.axes(1, x.shape.len()) {
+            Ok(_) | Err(Stop::Unknown) => Ok(x.clone()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// A tensor, the axis, and whether descending and stable: the tensor sorted, or
+    /// of `elem` the indices that sort it.
+    fn sort(&self, elem: Option<Elem>) -> Rule<TensorType> {
+        self.arity(4)?;
+        self.index_operand(1, Index::Signed, 0)?;
+        for i in [2, 3] {
+            let flag = self.tensor(i)?;
+            demand!(
+                flag.elem == Elem::Bool && flag.shape.is_empty(),
+                "operand {i} must be an i1 of rank 0"
+            );
+        }
+        let x = self.tensor(0)?;
+        demand!(x.elem != Elem::Bool, "operand 0 is i1, which has no order");
+        match self.axis(1, x.shape.len()) {
+            Ok(_) | Err(Stop::Unknown) => Ok(plain(elem.unwrap_or(x.elem), x.shape.clone())),
+            Err(e) => Err(e),
+        }
     }
 
     fn tile(&self) -> Rule<TensorType> {

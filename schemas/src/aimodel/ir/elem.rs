@@ -64,6 +64,16 @@ impl Elem {
         }
     }
 
+    /// Whether it is a real floating-point type.
+    pub(crate) fn is_float(self) -> bool {
+        self >= Self::F64 && self <= Self::F8E8M0
+    }
+
+    /// Whether it is an integer type; a bool is not.
+    pub(crate) fn is_integer(self) -> bool {
+        self >= Self::Si64
+    }
+
     /// Bytes of `n` elements in a resource blob: a bit stream, least significant
     /// bit first, without padding between rows. `None` on overflow.
     pub fn packed_len(self, n: usize) -> Option<usize> {

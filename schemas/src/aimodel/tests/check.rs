@@ -219,3 +219,72 @@ fn result_shapes_are_inferred() {
     let v = g.scatter_along_axis(y, j, row, 1, Scatter::Add);
     expect(&g, v, &[4, 5]);
 }
+
+/// A function that scales `si8[4, 6]` in blocks of two by three.
+fn scaled(
+    scale: &[f32],
+    change: impl FnOnce(&mut GraphBuilder, &mut [ValueId; 3]),
+) -> Result<(), String> {
+    let mut m = Module::default();
+    let mut g = GraphBuilder::new(&mut m, "f", &[("x", tensor(Elem::Si8, &[4, 6]))]);
+    let x = g.arg(0);
+    let mut parameters = [
+        g.f16s(scale, &[2, 2]),
+        g.full(Elem::Si8, &[2, 2], 3.0),
+        g.full(Elem::F16, &[2, 2], 0.5),
+    ];
+    let [s, z, b] = parameters;
+    let y = g.blockwise_shift_scale(x, s, z, b);
+    change(&mut g, &mut parameters);
+    let graph = g.finish(&[("y", y)], &[]);
+    let body = m.op(graph).regions[0];
+    let ops = m.region(body).ops.clone();
+    let named = |m: &Module, name| *ops.iter().find(|&&op| m.op(op).name == name).unwrap();
+    let op = named(&m, "primitive.blockwise_shift_scale_v2");
+    m.op_mut(op).operands[1..].copy_from_slice(&parameters);
+    // What `change` appended comes before its user.
+    let at = ops.iter().position(|&o| o == op).unwrap();
+    let mut ops = ops;
+    ops.remove(at);
+    ops.insert(ops.len() - 1, op);
+    m.region_mut(body).ops = ops;
+    check(&m).map_err(|e| e.to_string())
+}
+
+#[test]
+fn parameters_of_a_scale_have_one_shape_and_it_is_positive() {
+    let good = [0.5, 1.0, 2.0, 6e-8];
+    scaled(&good, |_, _| {}).unwrap();
+    let said = scaled(&good, |g, p| p[1] = g.full(Elem::Si8, &[1, 1], 0.0)).unwrap_err();
+    assert!(
+        said.contains("the first offset has shape [1, 1], the scale [2, 2]"),
+        "{said}"
+    );
+    let said = scaled(&good, |g, p| p[2] = g.full(Elem::F16, &[], 0.0)).unwrap_err();
+    assert!(
+        said.contains("the second offset has shape [], the scale [2, 2]"),
+        "{said}"
+    );
+    for wrong in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let said = scaled(&[0.5, 1.0, wrong, 2.0], |_, _| {}).unwrap_err();
+        assert!(said.contains("function `f`, operation"), "{said}");
+        assert!(said.contains("entry 2 of its scale is"), "{said}");
+    }
+}
+
+#[test]
+fn sorting_and_reversing_keep_shapes() {
+    let mut m = Module::default();
+    let mut g = GraphBuilder::new(&mut m, "f", &[("x", tensor(Elem::F16, &[2, 3, 4]))]);
+    let x = g.arg(0);
+    let (sorted, order) = (g.sort(x, 1, true), g.argsort(x, 2, false, true));
+    assert_eq!(
+        (g.shape(sorted), g.elem(sorted)),
+        (vec![2, 3, 4], Elem::F16)
+    );
+    assert_eq!((g.shape(order), g.elem(order)), (vec![2, 3, 4], Elem::Si32));
+    let turned = g.reverse(x, &[0, 2]);
+    let low = g.binary("bitwise_and", order, order);
+    g.finish(&[("a", sorted), ("b", turned), ("c", low)], &[]);
+    check(&m).unwrap();
+}

@@ -108,6 +108,28 @@ fn a_chain_of_attributes_deeper_than_the_bound_is_refused() {
     };
     assert!(decode_bytes(&nested(100)).is_ok());
     assert!(matches!(problem(&nested(1000)), Problem::TooLarge { .. }));
+    // Writing one does not recurse either.
+    assert!(matches!(
+        problem(&nested(200_000)),
+        Problem::TooLarge { .. }
+    ));
+}
+
+#[test]
+fn comparing_and_printing_do_not_follow_a_deep_chain_on_the_stack() {
+    let deep = || {
+        let mut m = Module::default();
+        let mut at = m.add_attr(Attr::Unit);
+        for _ in 0..200_000 {
+            at = m.add_attr(Attr::MetadataData(at));
+        }
+        let g = GraphBuilder::new(&mut m, "f", &[]);
+        let graph = g.finish(&[], &[]);
+        m.op_mut(graph).props.insert(1, ("compositeDecl", at));
+        m
+    };
+    assert_eq!(difference(&deep(), &deep()), None);
+    assert!(to_text(&deep(), &TextOptions::default()).len() < 10_000);
 }
 
 #[test]

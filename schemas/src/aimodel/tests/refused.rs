@@ -79,14 +79,35 @@ fn a_wrong_hash_is_refused() {
     let (_dir, path) = asset(&annotated_file());
     open_asset(&path).unwrap();
     let hash = path.join("main.hash");
-    for wrong in [vec![0; 32], vec![], vec![0; 64]] {
+    let good = fs::read(&hash).unwrap();
+    let mut last = good.clone();
+    last[31] ^= 1;
+    let long = [&good[..], &[0; 1 << 16]].concat();
+    for (wrong, offset) in [
+        (last, 31),
+        (good[..20].to_vec(), 20),
+        (vec![], 0),
+        (long, 32),
+    ] {
         fs::write(&hash, wrong).unwrap();
         let error = open_asset(&path).unwrap_err();
         assert!(matches!(error, AssetError::Digest { .. }), "{error}");
         let said = error.to_string();
-        let file = path.join("main.mlirb");
-        assert!(said.contains(&format!("`{}`", file.display())), "{said}");
+        let expected = format!("`{}`: at byte {offset}: ", hash.display());
+        assert!(said.starts_with(&expected), "{said}");
+        let program = path.join("main.mlirb");
+        assert!(said.contains(&format!("`{}`", program.display())), "{said}");
     }
+}
+
+#[test]
+fn a_metadata_file_of_any_size_is_not_read() {
+    let (_dir, path) = asset(&annotated_file());
+    let metadata = path.join("metadata.json");
+    let file = fs::File::create(&metadata).unwrap();
+    file.set_len(1 << 40).unwrap();
+    let said = open_asset(&path).unwrap_err().to_string();
+    assert!(said.contains("longer than 1048576 bytes"), "{said}");
 }
 
 #[test]

@@ -8,11 +8,15 @@ use crate::aimodel::ir::{Attr, AttrId, DYNAMIC, Module, TensorType, Type, TypeId
 /// Longest text of one attribute or type. Entries share what they refer to, so
 /// the text of a small table of them could be of any length.
 const MAX_CHARS: usize = 4096;
+/// Deepest nesting that is spelled out, so that the recursion here has a bound of its
+/// own.
+const MAX_DEPTH: usize = 32;
 
 /// Spells one attribute or type, cut off at a bound.
 pub(super) struct Spelling<'a> {
     m: &'a Module,
     out: String,
+    depth: usize,
 }
 
 impl<'a> Spelling<'a> {
@@ -20,6 +24,7 @@ impl<'a> Spelling<'a> {
         Self {
             m,
             out: String::new(),
+            depth: 0,
         }
     }
 
@@ -60,10 +65,29 @@ impl<'a> Spelling<'a> {
         self.push(")");
     }
 
-    pub(super) fn ty(&mut self, ty: &Type) {
+    /// Runs `spell` one level deeper, unless there is no room.
+    fn nested(&mut self, spell: impl FnOnce(&mut Self)) {
         if self.full() {
             return;
         }
+        if self.depth == MAX_DEPTH {
+            self.push("…");
+            return;
+        }
+        self.depth += 1;
+        spell(self);
+        self.depth -= 1;
+    }
+
+    pub(super) fn ty(&mut self, ty: &Type) {
+        self.nested(|s| s.plain_type(ty));
+    }
+
+    pub(super) fn attr(&mut self, id: AttrId) {
+        self.nested(|s| s.plain_attr(s.m.attr(id)));
+    }
+
+    fn plain_type(&mut self, ty: &Type) {
         match ty {
             Type::Elem(elem) => self.push(elem.name()),
             Type::Tensor(t) => self.tensor(t),
@@ -105,11 +129,8 @@ impl<'a> Spelling<'a> {
         self.push(">");
     }
 
-    pub(super) fn attr(&mut self, id: AttrId) {
-        if self.full() {
-            return;
-        }
-        match self.m.attr(id) {
+    fn plain_attr(&mut self, attr: &Attr) {
+        match attr {
             Attr::String(s) => self.quoted(s),
             Attr::Integer {
                 bits,

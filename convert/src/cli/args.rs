@@ -1,0 +1,567 @@
+//! Arguments of the commands as plain data, and what they mean for the commands.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::commands::ablate::AblateOptions;
+use crate::commands::demo::DemoOptions;
+use crate::commands::doctor::DoctorOptions;
+use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
+use crate::commands::eval::EvalOptions;
+use crate::commands::package::PackageOptions;
+use crate::commands::quantize::{BitsRule, QuantizeOptions};
+use crate::commands::target::TargetOptions;
+use crate::commands::text::TextSource;
+use crate::error::Error;
+use crate::lower::{ArgmaxForm, AttentionForm, CacheLayout, Chunks, Forms, Prescale};
+use crate::publish::PublishOptions;
+use crate::quantize::Method;
+use crate::synth::{Published, SynthOptions};
+
+/// What every command that writes something takes.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// Print the steps with their bytes, peak memory and estimated time, and stop.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Do not go on with what an interrupted run left; begin anew.
+    #[arg(long)]
+    pub(super) fresh: bool,
+    /// Replace an output that is finished.
+    #[arg(long)]
+    pub(super) overwrite: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MethodArg {
+    /// k-means, every weight counting the same.
+    KmeansUnweighted,
+    /// k-means weighted by the inputs' sum of squares.
+    Kmeans,
+    /// Weighted k-means, then GPTQ onto the tables.
+    Gptq,
+    /// GPTQ, then tables and codes refined in the metric of the model's loss.
+    TwoSided,
+}
+
+impl From<MethodArg> for Method {
+    fn from(arg: MethodArg) -> Self {
+        match arg {
+            MethodArg::KmeansUnweighted => Self::KMeansUnweighted,
+            MethodArg::Kmeans => Self::KMeans,
+            MethodArg::Gptq => Self::Gptq,
+            MethodArg::TwoSided => Self::TwoSided,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct QuantizeArgs {
+    /// Checkpoint folder (`config.json`, safetensors, tokenizer), or `owner/name[@revision]`
+    /// on the Hub.
+    pub(super) model: PathBuf,
+    /// Store to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// How codes and tables are chosen.
+    #[arg(long, value_enum, default_value = "two-sided")]
+    method: MethodArg,
+    /// Whether calibration inputs count by the gradient of the loss; without gradients
+    /// (a method other than `two-sided`, and `false` here) the model runs forward only.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    guided: bool,
+    /// Bits per weight: 1, 2, 3, 4, 6 or 8.
+    #[arg(long, default_value_t = 4)]
+    bits: u8,
+    /// Other bits for matrices whose name holds TEXT, such as `lm_head=6`; repeatable.
+    #[arg(long = "bits-for", value_name = "TEXT=BITS")]
+    rules: Vec<BitsRule>,
+    /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Tokens per calibration window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TargetArgs {
+    /// Quantized store.
+    store: PathBuf,
+    /// Model folder to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Name of the model, such as `Qwen/Qwen3-8B`.
+    #[arg(long, default_value = "model")]
+    name: String,
+    /// Number of chunk programs.
+    #[arg(long, default_value_t = 1, conflicts_with = "max_chunk_mb")]
+    chunks: usize,
+    /// As few chunk programs as keep each within this many megabytes.
+    #[arg(long, value_name = "MB")]
+    max_chunk_mb: Option<u64>,
+    /// Longest context, a power of two from 256 to 16384.
+    #[arg(long, default_value_t = 4096)]
+    max_context: usize,
+    /// Layers whose hidden states a drafter reads, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    taps: Vec<usize>,
+    /// Add functions `logits_{context}_{width}` that return the logits.
+    #[arg(long)]
+    with_logits: bool,
+    /// How the last program chooses ids.
+    #[arg(long, value_enum, default_value = "sliced-f16")]
+    argmax: ArgmaxArg,
+    /// Axis of attention's softmax: channels up to a context of 4096, rows above.
+    #[arg(long, value_enum, default_value = "auto")]
+    attention: AttentionArg,
+    /// Scale the hidden states by 2^-K before each norm squares them. By default each
+    /// norm's input is scaled as little as keeps twice what calibration saw finite.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=8))]
+    norm_prescale: Option<u32>,
+    /// As by default, but with the largest magnitudes of this file: a JSON object of
+    /// numbers by the names of norm weights.
+    #[arg(long, value_name = "FILE", conflicts_with = "norm_prescale")]
+    norm_magnitudes: Option<PathBuf>,
+    /// Memory layout of the caches: plain for chunk programs, interleaved for Apple's
+    /// runner, unless said otherwise.
+    #[arg(long, value_enum)]
+    cache_layout: Option<CacheArg>,
+    /// What to make: chunk programs and our manifest, or one program and the bundle that
+    /// Apple's own runner expects.
+    #[arg(long, value_enum, default_value = "chunks")]
+    pub(super) layout: LayoutArg,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum LayoutArg {
+    /// A model folder.
+    Chunks,
+    /// A bundle for Apple's runner.
+    Apple,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ArgmaxArg {
+    /// In the graph, on f16 scores of slices of the vocabulary.
+    SlicedF16,
+    /// In the graph, on scores widened to f32.
+    F32,
+    /// By the host, from the logits.
+    Host,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AttentionArg {
+    /// By the context.
+    Auto,
+    /// Keys on the channel axis.
+    Channel,
+    /// Keys on the last axis.
+    Row,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CacheArg {
+    /// Row-major.
+    Plain,
+    /// As Apple's exporter has it.
+    Interleaved,
+}
+
+impl QuantizeArgs {
+    pub(super) fn options(&self, model: PathBuf) -> QuantizeOptions {
+        QuantizeOptions {
+            model,
+            output: self.output.clone(),
+            method: self.method.into(),
+            guided: self.guided,
+            bits: self.bits,
+            rules: self.rules.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            window: self.window,
+            jobs: self.jobs,
+        }
+    }
+}
+
+impl TargetArgs {
+    pub(super) fn options(&self) -> Result<TargetOptions, Error> {
+        Ok(TargetOptions {
+            store: self.store.clone(),
+            output: self.output.clone(),
+            name: self.name.clone(),
+            chunks: match self.max_chunk_mb {
+                Some(mb) => Chunks::MaxBytes(mb.saturating_mul(1_000_000)),
+                None => Chunks::Count(self.chunks),
+            },
+            max_context: self.max_context,
+            taps: self.taps.clone(),
+            with_logits: self.with_logits,
+            forms: self.forms(),
+            prescale: self.prescale()?,
+        })
+    }
+
+    fn prescale(&self) -> Result<Option<Prescale>, Error> {
+        let Some(path) = &self.norm_magnitudes else {
+            return Ok(self.norm_prescale.map(|k| match k {
+                0 => Prescale::None,
+                k => Prescale::Uniform(k),
+            }));
+        };
+        let text = fs::read_to_string(path).map_err(|e| Error::io(path, &e))?;
+        let table = serde_json::from_str(&text).map_err(|e| {
+            Error::bad_input(format!("`{}`: {e}", path.display()))
+                .hint("expected an object of numbers by the names of norm weights")
+        })?;
+        Ok(Some(Prescale::Magnitudes(table)))
+    }
+
+    fn forms(&self) -> Forms {
+        Forms {
+            argmax: match self.argmax {
+                ArgmaxArg::SlicedF16 => ArgmaxForm::SlicedF16,
+                ArgmaxArg::F32 => ArgmaxForm::SlicedF32,
+                ArgmaxArg::Host => ArgmaxForm::Host,
+            },
+            valid_vocab: None,
+            attention: match self.attention {
+                AttentionArg::Auto => AttentionForm::Auto,
+                AttentionArg::Channel => AttentionForm::Channel,
+                AttentionArg::Row => AttentionForm::Row,
+            },
+            prescale: Prescale::None,
+            cache_layout: match (self.cache_layout, self.layout) {
+                (Some(CacheArg::Plain), _) | (None, LayoutArg::Chunks) => CacheLayout::Plain,
+                (Some(CacheArg::Interleaved), _) | (None, LayoutArg::Apple) => {
+                    CacheLayout::Interleaved
+                }
+            },
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DrafterArgs {
+    /// Drafter checkpoint (DSpark or DFlash): `config.json` and safetensors.
+    drafter: PathBuf,
+    /// Model folder, lowered with `--taps` of the drafter's layers.
+    #[arg(long, value_name = "FOLDER")]
+    target: PathBuf,
+    /// Folder to make; without it the model folder itself gets the drafter.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// The model's bf16 checkpoint: embedding and output layer are compared with it, and
+    /// the output layer is taken from it where the drafter has none.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Where the output layer comes from.
+    #[arg(long, value_enum, default_value = "auto")]
+    head: HeadArg,
+    /// Form of the weights.
+    #[arg(long, value_enum, default_value = "f16")]
+    weights: WeightArg,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Replace an output that is finished, or the drafter that is there.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum HeadArg {
+    /// A checkpoint if there is one, else the folder.
+    Auto,
+    /// The drafter's checkpoint or the model's.
+    Exact,
+    /// The quantized one of the model folder.
+    Chunk,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WeightArg {
+    /// Half precision.
+    F16,
+    /// 4-bit lookup tables, k-means without calibration.
+    Lut4,
+    /// 8-bit lookup tables, k-means without calibration.
+    Lut8,
+}
+
+impl DrafterArgs {
+    pub(super) fn options(&self) -> DrafterOptions {
+        DrafterOptions {
+            drafter: self.drafter.clone(),
+            target: self.target.clone(),
+            output: self.output.clone(),
+            model: self.model.clone(),
+            head: match self.head {
+                HeadArg::Auto => HeadSource::Auto,
+                HeadArg::Exact => HeadSource::Exact,
+                HeadArg::Chunk => HeadSource::Chunk,
+            },
+            weights: match self.weights {
+                WeightArg::F16 => WeightForm::F16,
+                WeightArg::Lut4 => WeightForm::Lut4,
+                WeightArg::Lut8 => WeightForm::Lut8,
+            },
+            jobs: self.jobs,
+            overwrite: self.overwrite,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EvalArgs {
+    /// The bf16 model: checkpoint folder, or `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
+    /// Quantized store, measured with dequantized weights in the teacher's graph.
+    #[arg(long)]
+    store: Option<PathBuf>,
+    /// Model folder, measured on the programs that ship.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 256)]
+    window: usize,
+    /// Tokens of each text set at most.
+    #[arg(long, default_value_t = 8192)]
+    tokens: usize,
+    /// Worker threads.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Report to write.
+    #[arg(short, long)]
+    pub(super) output: Option<PathBuf>,
+    /// Print the steps with their peak memory and estimated time, and stop.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Print the report (or the steps) as JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl EvalArgs {
+    pub(super) fn options(&self, model: PathBuf) -> EvalOptions {
+        EvalOptions {
+            model,
+            store: self.store.clone(),
+            folder: self.folder.clone(),
+            text: self.text.clone(),
+            window: self.window,
+            tokens: self.tokens,
+            threads: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AblateArgs {
+    /// Checkpoint folder.
+    model: PathBuf,
+    /// Folder for the stores and `report.json`; stores already there are used again.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Calibration text, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens of each evaluation set at most.
+    #[arg(long, default_value_t = 8192)]
+    eval_tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+}
+
+impl AblateArgs {
+    pub(super) fn options(&self) -> AblateOptions {
+        AblateOptions {
+            model: self.model.clone(),
+            output: self.output.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            text: self.text.clone(),
+            eval_tokens: self.eval_tokens,
+            window: self.window,
+            jobs: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PackageArgs {
+    /// Model folder.
+    folder: PathBuf,
+    /// Quality report written by `eval`.
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// Checkpoint folder whose licence and notices are copied, if the store had none.
+    #[arg(long, value_name = "CHECKPOINT")]
+    base: Option<PathBuf>,
+    /// Publish the folder there, as a pull request.
+    #[arg(long, value_name = "OWNER/NAME")]
+    pub(super) upload: Option<String>,
+    /// Publish by a commit instead of a pull request.
+    #[arg(long, requires = "upload")]
+    direct: bool,
+    /// Make the repository private if it does not exist yet.
+    #[arg(long, requires = "upload")]
+    private: bool,
+    /// Publish a drafter's weights too; their licence must allow it.
+    #[arg(long, requires = "upload")]
+    with_drafter: bool,
+    /// Print the steps with their bytes, and stop.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl PackageArgs {
+    pub(super) fn options(&self) -> PackageOptions {
+        PackageOptions {
+            folder: self.folder.clone(),
+            report: self.report.clone(),
+            base: self.base.clone(),
+        }
+    }
+
+    pub(super) fn publish(&self) -> Option<PublishOptions> {
+        Some(PublishOptions {
+            folder: self.folder.clone(),
+            repo: self.upload.clone()?,
+            direct: self.direct,
+            private: self.private,
+            with_drafter: self.with_drafter,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    /// Model folder; without one only the machine is looked at.
+    folder: Option<PathBuf>,
+    /// Do not run the model.
+    #[arg(long)]
+    no_run: bool,
+    /// Worker threads.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl DoctorArgs {
+    pub(super) fn options(&self) -> DoctorOptions {
+        DoctorOptions {
+            folder: self.folder.clone(),
+            run: !self.no_run,
+            threads: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DownloadArgs {
+    /// `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
+    /// Print what would be fetched, and stop.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DemoArgs {
+    /// Where to leave checkpoint, stores and model folder.
+    #[arg(short, long, default_value = "anemone-demo")]
+    output: PathBuf,
+    /// Worker threads; the files do not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+impl DemoArgs {
+    pub(super) fn options(&self) -> DemoOptions {
+        DemoOptions {
+            output: self.output.clone(),
+            jobs: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SynthArgs {
+    /// Model to imitate, such as `qwen3-8b`, `qwen3-4b`, `qwen3-14b` or `r1-0528-qwen3-8b`.
+    #[arg(long, value_name = "NAME")]
+    like: Published,
+    /// Make the DSpark drafter published for the model.
+    #[arg(long, conflicts_with = "layers")]
+    pub(super) drafter: bool,
+    /// Decoder layers, if not all.
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Seed of the weights.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Folder whose tokenizer files are copied.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Checkpoint folder to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+impl SynthArgs {
+    pub(super) fn options(&self) -> SynthOptions {
+        SynthOptions {
+            like: self.like,
+            layers: self.layers,
+            seed: self.seed,
+            tokenizer: self.tokenizer.clone(),
+            output: self.output.clone(),
+        }
+    }
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

@@ -1,0 +1,448 @@
+//! The command line: what each command takes is in `args`, under which guard it runs
+//! in `job`.
+
+mod args;
+mod docs;
+mod job;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anemone_memguard::{LimitArgs, Stop};
+use anemone_schemas::exit::{EXIT_HELP, Exit};
+use anemone_schemas::manifest::Manifest;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use serde::Serialize;
+
+use crate::commands::findings::{Class, Finding};
+use crate::commands::{
+    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
+};
+use crate::error::Error;
+use crate::lint::LintOptions;
+use crate::output::{self, Kind};
+use crate::plan::{self, Plan};
+use crate::publish;
+use crate::source::{self, Source};
+use crate::synth;
+use crate::ui::{Style, Ui};
+
+use args::{
+    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs,
+    QuantizeArgs, RunArgs, SynthArgs, TargetArgs,
+};
+use job::{Job, LockArgs};
+
+/// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
+/// Engine: `quantize`, then `target`, `eval` and `package`. `demo` does all of it on a
+/// built-in model.
+#[derive(Debug, Parser)]
+#[command(name = "anemone-convert", version, after_help = EXIT_HELP)]
+pub struct Cli {
+    #[command(flatten)]
+    messages: MessageArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    lock: LockArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What is said, and where.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Messages")]
+struct MessageArgs {
+    /// Print errors only.
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Print more, such as the peak of memory.
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    verbose: bool,
+    /// How progress is shown.
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value = "auto",
+        value_name = "HOW"
+    )]
+    progress: ProgressArg,
+    /// File that all messages are appended to.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "ANEMONE_LOG",
+        hide_env_values = true
+    )]
+    log: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProgressArg {
+    /// A bar on a terminal, lines elsewhere.
+    Auto,
+    /// A bar with the time left.
+    Bar,
+    /// A line per step.
+    Lines,
+    /// A JSON object per line, on standard error.
+    Json,
+}
+
+impl MessageArgs {
+    fn ui(&self) -> Result<Ui, Error> {
+        let style = match self.progress {
+            _ if self.quiet => Some(Style::None),
+            ProgressArg::Auto => None,
+            ProgressArg::Bar => Some(Style::Bar),
+            ProgressArg::Lines => Some(Style::Lines),
+            ProgressArg::Json => Some(Style::Json),
+        };
+        Ui::new(style, self.verbose, self.log.as_deref())
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Quantize a checkpoint to 4-bit lookup tables.
+    Quantize(QuantizeArgs),
+    /// Lower a quantized store to chunk programs: a model folder that runs.
+    Target(TargetArgs),
+    /// Add a drafter to a model folder: a program that guesses the next tokens.
+    Drafter(DrafterArgs),
+    /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
+    Eval(EvalArgs),
+    /// Measure what each step of the quantizer is worth on a model.
+    Ablate(AblateArgs),
+    /// Make a model folder publishable: report, model card, bundle metadata.
+    Package(PackageArgs),
+    /// Check hashes, programs, tokenizer and template of a model folder.
+    Verify {
+        /// Model folder.
+        folder: PathBuf,
+    },
+    /// Check everything about a model folder and this machine, run it, and say what to do.
+    Doctor(DoctorArgs),
+    /// Check programs against the rules of the Neural Engine.
+    Lint {
+        /// An `.aimodel`, or a folder of them.
+        path: PathBuf,
+        /// Print every finding as JSON.
+        #[arg(long)]
+        json: bool,
+        /// Rules left out, such as `A6,B1`.
+        #[arg(long, value_delimiter = ',', value_name = "RULE")]
+        allow: Vec<String>,
+    },
+    /// Dump a checkpoint, quantized store, `.aimodel` or model folder.
+    Inspect {
+        /// What to dump.
+        path: PathBuf,
+        /// Print a program's operations as MLIR-like text.
+        #[arg(long)]
+        full: bool,
+        /// Print JSON; its schemas are in `schemas/json`.
+        #[arg(long, conflicts_with = "full")]
+        json: bool,
+    },
+    /// Convert, measure and run a small built-in model.
+    Demo(DemoArgs),
+    /// Make a checkpoint with the configuration of a published model and random weights.
+    Synth(SynthArgs),
+    /// Fetch a checkpoint from the Hub into its cache; prints the folder.
+    Download(DownloadArgs),
+    /// Print completions for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write man pages.
+    Man {
+        /// Folder for them.
+        folder: PathBuf,
+    },
+    /// Print the reference of all commands, `docs/cli.md`.
+    #[command(hide = true)]
+    Docs,
+}
+
+/// Runs a parsed command line and reports how it failed, if it did.
+pub fn main(cli: Cli) -> Exit {
+    let ui = match cli.messages.ui() {
+        Ok(ui) => ui,
+        Err(e) => {
+            Ui::Quiet.error(&e);
+            return e.exit;
+        }
+    };
+    match run(cli, ui) {
+        Ok(()) => Exit::Ok,
+        Err(e) => {
+            ui.error(&e);
+            e.exit
+        }
+    }
+}
+
+fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
+    job::heed_file_size_limit();
+    let stop = Stop::on_signals()?;
+    let start = |name: &str| Job::start(name, &cli.limits, &cli.lock, ui, &stop);
+    match &cli.command {
+        Command::Quantize(a) => {
+            let Some(model) = checkpoint(&a.model, a.run.dry_run, a.run.json, ui, &stop)? else {
+                return Ok(());
+            };
+            let options = a.options(model);
+            let plan = plan::quantize(&options)?;
+            if agreed(
+                plan,
+                &a.run,
+                &options.output,
+                Kind::Store,
+                &[&options.model],
+            )? {
+                let _job = start(&format!("quantize {}", options.model.display()))?;
+                quantize::run(&options, ui, &stop)?;
+            }
+        }
+        Command::Target(a) => {
+            let options = a.options()?;
+            let kind = match a.layout {
+                LayoutArg::Chunks => Kind::Folder,
+                LayoutArg::Apple => Kind::Bundle,
+            };
+            let plan = plan::target(&options)?;
+            if agreed(plan, &a.run, &options.output, kind, &[&options.store])? {
+                let _job = start(&format!("target {}", options.store.display()))?;
+                match a.layout {
+                    LayoutArg::Chunks => target::run(&options, ui, &stop).map(drop)?,
+                    LayoutArg::Apple => target::run_apple(&options, ui, &stop)?,
+                }
+            }
+        }
+        Command::Drafter(a) => {
+            let options = a.options();
+            if let Some(output) = &options.output {
+                output::check(output, Kind::Folder, &[&options.target, &options.drafter])?;
+                output::discard(output, Kind::Folder, false, options.overwrite)?;
+            }
+            let _job = start(&format!("drafter {}", options.drafter.display()))?;
+            drafter::run(&options, ui, &stop)?;
+        }
+        Command::Eval(a) => {
+            let Some(model) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? else {
+                return Ok(());
+            };
+            let options = a.options(model);
+            let plan = plan::eval(&options)?;
+            if a.dry_run {
+                return show(plan, a.json);
+            }
+            plan.require()?;
+            let _job = start(&format!("eval {}", options.model.display()))?;
+            let report = eval::run(&options, ui, &stop)?;
+            if let Some(path) = &a.output {
+                report.write(path).map_err(|e| Error::io(path, &e))?;
+            }
+            print(&if a.json {
+                json(&report)?
+            } else {
+                report.markdown()
+            })?;
+        }
+        Command::Ablate(a) => {
+            let options = a.options();
+            let _job = start(&format!("ablate {}", options.model.display()))?;
+            let (table, report) = ablate::run(&options, ui, &stop)?;
+            let path = options.output.join("report.json");
+            report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            print(&table)?;
+        }
+        Command::Package(a) => {
+            let options = a.options();
+            let plan = plan::package(&options)?;
+            if a.dry_run {
+                return dry_package(a, plan);
+            }
+            plan.require()?;
+            let package = package::run(&options, ui)?;
+            print(&if a.json {
+                json(&package)?
+            } else {
+                package.stanza(a.upload.as_deref())
+            })?;
+            if let Some(publish) = a.publish() {
+                let address = publish::run(&publish, &package, ui)?;
+                ui.note(&format!("published: {address}"));
+            }
+        }
+        Command::Verify { folder } => {
+            let manifest = verify::run(folder, ui)?;
+            print(&format!(
+                "`{}` is whole: {} programs, {} files",
+                folder.display(),
+                manifest.chunks.len(),
+                manifest.files.len()
+            ))?;
+        }
+        Command::Doctor(a) => {
+            let findings = doctor::run(&a.options(), ui)?;
+            print(&if a.json {
+                json(&findings)?
+            } else if findings.is_empty() {
+                "nothing found".to_string()
+            } else {
+                findings.iter().map(Finding::text).collect()
+            })?;
+            let wrong = findings.iter().filter(|f| f.class != Class::Performance);
+            if let wrong @ 1.. = wrong.count() {
+                return Err(Error::new(
+                    Exit::Verification,
+                    format!("{wrong} findings are fatal or silently wrong"),
+                ));
+            }
+        }
+        Command::Download(a) => {
+            if let Some(folder) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? {
+                print(&folder.display().to_string())?;
+            }
+        }
+        Command::Completions { shell } => {
+            let text = docs::completions(Cli::command(), *shell);
+            io::stdout()
+                .write_all(&text)
+                .map_err(|e| Error::unexpected(&e))?;
+        }
+        Command::Man { folder } => docs::man(&Cli::command(), folder)?,
+        Command::Docs => print(&docs::markdown(&Cli::command()))?,
+        Command::Lint {
+            path,
+            json: as_json,
+            allow,
+        } => {
+            let options = LintOptions {
+                allow: allow.clone(),
+            };
+            let report = lint::run(path, &options)?;
+            print(&if *as_json {
+                json(&report)?
+            } else {
+                report.text()
+            })?;
+            let errors = report.errors();
+            if errors > 0 {
+                return Err(Error::new(
+                    Exit::Verification,
+                    format!(
+                        "`{}` breaks rules of the engine in {errors} places",
+                        path.display()
+                    ),
+                ));
+            }
+        }
+        Command::Inspect {
+            path, json: true, ..
+        } => print(&inspect::run_json(path)?)?,
+        Command::Inspect { path, full, .. } => print(&inspect::run(path, *full)?)?,
+        Command::Demo(a) => {
+            let options = a.options();
+            let plan = plan::demo(&options)?;
+            if agreed(plan, &a.run, &options.output, Kind::Demo, &[])? {
+                let _job = start("demo")?;
+                print(&demo::run(&options, ui, &stop)?)?;
+            }
+        }
+        Command::Synth(a) if a.drafter => {
+            let _job = start("synth")?;
+            synth::run_drafter(&a.options(), ui, &stop)?;
+        }
+        Command::Synth(a) => {
+            let options = a.options();
+            let plan = plan::synth(&options)?;
+            let inputs: Vec<&PathBuf> = options.tokenizer.iter().collect();
+            if agreed(plan, &a.run, &options.output, Kind::Checkpoint, &inputs)? {
+                let _job = start("synth")?;
+                synth::run(&options, ui, &stop)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The checkpoint's folder, fetched if need be; nothing where a dry run has only shown
+/// what would be fetched.
+fn checkpoint(
+    model: &Path,
+    dry: bool,
+    as_json: bool,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<Option<PathBuf>, Error> {
+    match source::find(model, dry, ui, stop)? {
+        Source::Folder(folder) => Ok(Some(folder)),
+        Source::Planned(plan) => show(plan, as_json).map(|()| None),
+    }
+}
+
+/// What `package` and its upload would do.
+fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
+    if let Some(options) = a.publish() {
+        let manifest = Manifest::read(&options.folder)?;
+        let package = package::describe(&options.folder, manifest)?;
+        publish::check(&options, &package)?;
+        let bytes: u64 = package.files.iter().map(|f| f.size_bytes).sum();
+        plan.notes.push(format!(
+            "then {} files, {bytes} bytes, go to `{}` as a {}",
+            package.files.len(),
+            options.repo,
+            if options.direct {
+                "commit"
+            } else {
+                "pull request"
+            },
+        ));
+    }
+    show(plan, a.json)
+}
+
+/// Whether to go ahead: not after a dry run, which only shows the plan; and only where
+/// disk and memory suffice and the output may be written.
+fn agreed(
+    plan: Plan,
+    args: &RunArgs,
+    output: &Path,
+    kind: Kind,
+    inputs: &[&PathBuf],
+) -> Result<bool, Error> {
+    output::check(output, kind, inputs)?;
+    if args.dry_run {
+        show(plan, args.json)?;
+        return Ok(false);
+    }
+    plan.require()?;
+    output::discard(output, kind, args.fresh, args.overwrite)?;
+    Ok(true)
+}
+
+fn show(mut plan: Plan, as_json: bool) -> Result<(), Error> {
+    plan.estimate()?;
+    print(&if as_json { json(&plan)? } else { plan.text() })?;
+    // A plan that cannot be carried out is shown whole, then refused.
+    plan.require()
+}
+
+fn json(value: &impl Serialize) -> Result<String, Error> {
+    serde_json::to_string_pretty(value).map_err(|e| Error::unexpected(&e))
+}
+
+/// Prints to standard output; a reader that went away is no failure.
+fn print(text: &str) -> Result<(), Error> {
+    match writeln!(io::stdout(), "{}", text.trim_end()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|e| Error::unexpected(&e)),
+    }
+}

@@ -1,0 +1,272 @@
+//! `ablate`: what each step of the quantizer is worth on a model.
+//!
+//! All stores come from one pair of passes of the teacher over the same calibration text, and are
+//! measured on the same evaluation text with the same output layers, so that a row differs
+//! from the one above in what its name says. Ratios are to the published recipe this
+//! converter started from, weighted k-means and then GPTQ with 1% damping; their
+//! intervals come from a paired bootstrap over windows (Efron and Tibshirani, *An Introduction
+//! to the Bootstrap*, 1993, section 13.3).
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use anemone_calib::Weights;
+use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::report::{QualityReport, Student};
+use anemone_schemas::store::Store;
+
+use super::affine::AffineWeights;
+use super::eval::{self, Candidate, Entry};
+use super::quantize::{self, BitsRule, QuantizeOptions, Recipe};
+use super::target::store_spec;
+use super::text::{self, Budget, TextSource};
+use crate::error::Error;
+use crate::lower::StoreWeights;
+use crate::quantize::{Method, Settings};
+use crate::stop::Stop;
+use crate::ui::Ui;
+
+/// Resamples of the bootstrap.
+const RESAMPLES: usize = 4000;
+
+/// The row that ratios refer to.
+const BASE: &str = "weighted k-means, GPTQ, damping 0.01";
+
+/// What to compare on which text.
+#[derive(Clone, Debug)]
+pub struct AblateOptions {
+    /// Checkpoint folder.
+    pub model: PathBuf,
+    /// Folder of the stores; those already there are used again.
+    pub output: PathBuf,
+    /// Calibration text; empty for the built-in one.
+    pub calibration: Vec<PathBuf>,
+    /// At most this many calibration tokens.
+    pub tokens: usize,
+    /// Evaluation text; empty for the built-in one.
+    pub text: Vec<TextSource>,
+    /// At most this many tokens of each evaluation set.
+    pub eval_tokens: usize,
+    /// Tokens per window of both.
+    pub window: usize,
+    /// Worker threads; the result does not depend on them.
+    pub jobs: usize,
+}
+
+/// A row of the table.
+struct Step {
+    name: &'static str,
+    dir: &'static str,
+    method: Method,
+    guided: bool,
+    damping: f64,
+    /// Bits of the output layer, if this store has one.
+    head: Option<u8>,
+}
+
+const fn step(
+    name: &'static str,
+    dir: &'static str,
+    method: Method,
+    guided: bool,
+    damping: f64,
+    head: Option<u8>,
+) -> Step {
+    Step {
+        name,
+        dir,
+        method,
+        guided,
+        damping,
+        head,
+    }
+}
+
+const STEPS: [Step; 6] = [
+    step(
+        "weighted k-means",
+        "kmeans",
+        Method::KMeans,
+        false,
+        0.01,
+        None,
+    ),
+    step(BASE, "gptq-01", Method::Gptq, false, 0.01, Some(4)),
+    step(
+        "GPTQ, damping 0.05",
+        "gptq-05",
+        Method::Gptq,
+        false,
+        0.05,
+        Some(6),
+    ),
+    step("the same, guided", "guided", Method::Gptq, true, 0.05, None),
+    step(
+        "two-sided, not guided",
+        "two-sided",
+        Method::TwoSided,
+        false,
+        0.05,
+        Some(6),
+    ),
+    step(
+        "two-sided, guided",
+        "both",
+        Method::TwoSided,
+        true,
+        0.05,
+        Some(4),
+    ),
+];
+
+/// The output layers every row is measured with: name and the store it comes from. The last two
+/// are measured with the last row only.
+const HEADS: [(&str, &str); 4] = [
+    ("LUT6 head", "gptq-05"),
+    ("LUT4 head", "gptq-01"),
+    ("two-sided LUT6 head", "two-sided"),
+    ("two-sided guided LUT4 head", "both"),
+];
+
+/// Runs the command; returns the table and the report.
+///
+/// # Errors
+/// As `quantize` and `eval`.
+pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, QualityReport), Error> {
+    let checkpoint = Checkpoint::open(&options.model)?;
+    let recipes: Vec<Recipe> = STEPS
+        .iter()
+        .map(|step| Recipe {
+            output: options.output.join(step.dir),
+            method: step.method,
+            guided: step.guided,
+            settings: Settings {
+                damping: step.damping,
+                ..Settings::default()
+            },
+            rules: step.head.map_or_else(Vec::new, |bits| {
+                let part = "lm_head".to_string();
+                vec![BitsRule { part, bits }]
+            }),
+            head: step.head.is_some(),
+        })
+        .collect();
+    let stores = quantize::run_all(&options.quantize(), &recipes, ui, stop)?;
+    let tokenizer = text::open_tokenizer(&options.model)?;
+    let budget = Budget {
+        tokens: options.eval_tokens,
+        window: options.window,
+    };
+    let sets = text::evaluation(&tokenizer, &options.text, budget)?;
+    eval::note_overlap(&stores[0], &sets, ui)?;
+    let spec = store_spec(&stores[0])?;
+    let weights: Vec<StoreWeights<'_>> = stores
+        .iter()
+        .map(|store: &Store| StoreWeights { store, spec: &spec })
+        .collect();
+    let affine = AffineWeights {
+        checkpoint: &checkpoint,
+    };
+    let head = |(name, dir): &(&str, &str)| -> (String, &dyn Weights) {
+        let at = STEPS.iter().position(|s| s.dir == *dir);
+        let at = at.expect("every head names a step");
+        (name.to_string(), &weights[at])
+    };
+    let plain: Vec<(String, &dyn Weights)> = HEADS[..2].iter().map(head).collect();
+    let mut entries = vec![Entry {
+        name: "affine groups of 64, round to nearest".to_string(),
+        candidate: Candidate::Heads(&affine, plain.clone()),
+    }];
+    for (step, weights) in STEPS.iter().zip(&weights) {
+        let mut heads = plain.clone();
+        if step.dir == STEPS[STEPS.len() - 1].dir {
+            heads.extend(HEADS[2..].iter().map(head));
+        }
+        entries.push(Entry {
+            name: step.name.to_string(),
+            candidate: Candidate::Heads(weights, heads),
+        });
+    }
+    let students = eval::measure(&checkpoint, &sets, tokenizer.size(), entries, ui, stop)?;
+    let report = eval::report(&checkpoint, &sets, students);
+    Ok((table(&report), report))
+}
+
+impl AblateOptions {
+    fn quantize(&self) -> QuantizeOptions {
+        QuantizeOptions {
+            model: self.model.clone(),
+            output: self.output.clone(),
+            method: Method::TwoSided,
+            guided: true,
+            bits: 4,
+            rules: Vec::new(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            window: self.window,
+            jobs: self.jobs,
+        }
+    }
+}
+
+/// A row per student: KL and top-1 by set, the mean, and its ratio to the base with the
+/// same output layer, or with the plain one of the same bits.
+fn table(report: &QualityReport) -> String {
+    let mut out = String::from("| matrices, output layer |");
+    for set in &report.text {
+        let _ = write!(out, " {} KL / top-1 |", set.name);
+    }
+    out.push_str(" mean KL | 99% | ratio [95%] |\n|---|");
+    out.push_str(&"---:|".repeat(report.text.len() + 3));
+    out.push('\n');
+    for student in &report.students {
+        let bits = if student.name.contains("LUT6") { 0 } else { 1 };
+        let base = format!("{BASE}, {}", HEADS[bits].0);
+        let base = report.students.iter().find(|s| s.name == base);
+        let _ = write!(out, "| {} |", student.name);
+        for set in &student.sets {
+            let _ = write!(
+                out,
+                " {:.4} ± {:.4} / {:.3} |",
+                set.kl_mean, set.kl_ci95, set.top1
+            );
+        }
+        let p99 = student.sets.iter().map(|s| s.kl_p99).sum::<f64>() / student.sets.len() as f64;
+        let _ = write!(out, " {:.4} | {p99:.2} |", student.mean_kl());
+        if let Some(base) = base {
+            let (low, high) = interval(student, base);
+            let ratio = student.mean_kl() / base.mean_kl();
+            let _ = write!(out, " {ratio:.3} [{low:.3}, {high:.3}] |");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// 95% interval of the ratio of two mean KL, by resampling windows within each set.
+fn interval(student: &Student, base: &Student) -> (f64, f64) {
+    let mut state = 1u64;
+    let mut draw = |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % n as u64) as usize
+    };
+    let mut ratios: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            let mut sums = [0.0; 2];
+            for (a, b) in student.sets.iter().zip(&base.sets) {
+                let n = a.kl_windows.len();
+                for _ in 0..n {
+                    let at = draw(n);
+                    sums[0] += a.kl_windows[at] / n as f64;
+                    sums[1] += b.kl_windows[at] / n as f64;
+                }
+            }
+            sums[0] / sums[1]
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let at = |q: f64| ratios[(q * (RESAMPLES - 1) as f64).round() as usize];
+    (at(0.025), at(0.975))
+}

@@ -1,0 +1,196 @@
+//! The passes of the teacher that statistics come from.
+//!
+//! Forward, layer by layer over all windows at once, so only one layer's weights are in memory.
+//! If something needs gradients, the input of each layer goes to a scratch file, and
+//! after the end of the model a second pass takes the layers from the last to the first, with
+//! the statistics of each. Without, statistics come from the first pass.
+
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anemone_calib::{
+    Error as CalibError, Guided, GuidedBuilder, Hidden, LinearGradient, Stats, Teacher,
+    sampled_loss,
+};
+use anemone_schemas::lut::DEFAULT_GROUP_ROWS;
+use anemone_schemas::spec::{Linear, ModelSpec, Site};
+
+use crate::error::Error;
+
+/// Seed of the ids that are drawn for the gradients.
+pub(super) const LABEL_SEED: u64 = 1;
+
+/// What is known about the inputs of a site, and the outputs of the matrices there.
+pub(super) struct SiteStats {
+    /// Σ x xᵀ.
+    pub(super) plain: Stats,
+    /// The mixture of that with its weighted sibling, if there were gradients.
+    pub(super) mixed: Option<Stats>,
+    /// By name of the tensor: Σ g gᵀ in blocks.
+    pub(super) outputs: Vec<(String, Vec<f32>)>,
+}
+
+impl SiteStats {
+    pub(super) fn plain(plain: Stats) -> Self {
+        Self {
+            plain,
+            mixed: None,
+            outputs: Vec::new(),
+        }
+    }
+
+    fn guided(found: Guided, names: Vec<String>) -> Self {
+        Self {
+            plain: found.plain,
+            mixed: Some(found.mixed),
+            outputs: names.into_iter().zip(found.outputs).collect(),
+        }
+    }
+}
+
+/// Hidden states of all layers in files, removed when dropped.
+pub(super) struct Scratch {
+    dir: PathBuf,
+    lengths: Vec<usize>,
+}
+
+impl Scratch {
+    /// For windows of these many values, in `dir`, which is emptied.
+    pub(super) fn create(dir: PathBuf, hidden: &Hidden) -> Result<Self, Error> {
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, &e))?;
+        let lengths = hidden.0.iter().map(Vec::len).collect();
+        Ok(Self { dir, lengths })
+    }
+
+    fn path(&self, layer: usize) -> PathBuf {
+        self.dir.join(format!("{layer}.f32"))
+    }
+
+    /// Writes the input of a layer.
+    pub(super) fn put(&self, layer: usize, hidden: &Hidden) -> Result<(), Error> {
+        let path = self.path(layer);
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::new(File::create(&path)?);
+            for value in hidden.0.iter().flatten() {
+                out.write_all(&value.to_le_bytes())?;
+            }
+            out.flush()
+        };
+        write().map_err(|e| Error::io(&path, &e))
+    }
+
+    /// Reads the input of a layer and removes its file.
+    pub(super) fn take(&self, layer: usize) -> Result<Hidden, Error> {
+        let path = self.path(layer);
+        let read = || -> std::io::Result<Hidden> {
+            let mut file = BufReader::new(File::open(&path)?);
+            let mut windows = Vec::with_capacity(self.lengths.len());
+            for &length in &self.lengths {
+                let mut bytes = vec![0; length * 4];
+                file.read_exact(&mut bytes)?;
+                let (values, _) = bytes.as_chunks::<4>();
+                windows.push(values.iter().map(|b| f32::from_le_bytes(*b)).collect());
+            }
+            Ok(Hidden(windows))
+        };
+        let hidden = read().map_err(|e| Error::io(&path, &e))?;
+        fs::remove_file(&path).map_err(|e| Error::io(&path, &e))?;
+        Ok(hidden)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Where the scratch files of a store lie.
+pub(super) fn scratch_dir(output: &Path) -> PathBuf {
+    output.join("hidden.partial")
+}
+
+/// Statistics of the output layer, whose gradients need no draw, and the gradient of the loss at
+/// the output of the last block.
+pub(super) fn head(
+    teacher: &Teacher<'_>,
+    hidden: &Hidden,
+    valid: usize,
+    name: &str,
+    wanted: bool,
+) -> Result<(Option<SiteStats>, Hidden), Error> {
+    let spec = teacher.spec();
+    let vocab = spec.vocab;
+    let head = teacher.head()?;
+    let mut builder =
+        wanted.then(|| GuidedBuilder::new(Site::HeadIn, spec.hidden, &[vocab], DEFAULT_GROUP_ROWS));
+    let starts: Vec<usize> = hidden
+        .0
+        .iter()
+        .scan(0, |sum, window| {
+            let start = *sum;
+            *sum += window.len() / spec.hidden;
+            Some(start)
+        })
+        .collect();
+    let mut loss = |window: usize, first: usize, normed: &[f32], logits: &mut [f32]| {
+        if let Some(builder) = &mut builder {
+            let mut probabilities = logits.to_vec();
+            anemone_calib::softmax_rows(&mut probabilities, vocab, valid);
+            builder.add_distribution(normed, &probabilities)?;
+        }
+        sampled_loss(logits, vocab, valid, LABEL_SEED, starts[window] + first);
+        Ok(())
+    };
+    let (gradient, _) = teacher.head_backward(hidden, &head, &mut loss)?;
+    let stats = match builder {
+        Some(builder) => Some(SiteStats::guided(builder.finish()?, vec![name.to_string()])),
+        None => None,
+    };
+    Ok((stats, gradient))
+}
+
+/// Takes `gradient` back through a layer, and gives the statistics of its sites if `wanted`.
+pub(super) fn layer_backward(
+    teacher: &Teacher<'_>,
+    layer: usize,
+    input: &Hidden,
+    gradient: &mut Hidden,
+    wanted: bool,
+) -> Result<Vec<SiteStats>, Error> {
+    let spec = teacher.spec();
+    let mut builders: Vec<(Site, GuidedBuilder)> = Vec::new();
+    let mut failed: Option<CalibError> = None;
+    let mut hook = |site: Site, inputs: &[f32], outputs: &[LinearGradient<'_>]| {
+        if !builders.iter().any(|b| b.0 == site) {
+            builders.push((site, builder(spec, site)));
+        }
+        let rows: Vec<&[f32]> = outputs.iter().map(|o| o.rows).collect();
+        for (_, builder) in builders.iter_mut().filter(|b| b.0 == site) {
+            if let Err(e) = builder.add(inputs, &rows) {
+                failed.get_or_insert(e);
+            }
+        }
+    };
+    teacher.backward(layer, input, gradient, wanted.then_some(&mut hook))?;
+    if let Some(e) = failed {
+        return Err(e.into());
+    }
+    let named = |site: Site| readers(site).map(|l| l.tensor(layer)).collect();
+    let stats = builders
+        .into_iter()
+        .map(|(site, b)| Ok(SiteStats::guided(b.finish()?, named(site))));
+    stats.collect()
+}
+
+/// The matrices that read a site, in the order of the teacher's hook.
+fn readers(site: Site) -> impl Iterator<Item = Linear> {
+    Linear::ALL.into_iter().filter(move |l| l.site() == site)
+}
+
+fn builder(spec: &ModelSpec, site: Site) -> GuidedBuilder {
+    let outputs: Vec<usize> = readers(site).map(|l| l.shape(spec)[0]).collect();
+    GuidedBuilder::new(site, site.width(spec), &outputs, DEFAULT_GROUP_ROWS)
+}

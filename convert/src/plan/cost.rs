@@ -1,0 +1,287 @@
+//! Steps, bytes, memory and work of each command.
+
+use std::fs;
+use std::path::Path;
+
+use anemone_schemas::checkpoint::{Checkpoint, Head};
+use anemone_schemas::lut::LutShape;
+use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Site};
+
+use super::{Plan, Step, Work};
+use crate::commands::demo::DemoOptions;
+use crate::commands::eval::EvalOptions;
+use crate::commands::files::list;
+use crate::commands::package::PackageOptions;
+use crate::commands::quantize::QuantizeOptions;
+use crate::commands::target::{self, TargetOptions};
+use crate::commands::verify;
+use crate::error::Error;
+use crate::quantize::{Method, Settings};
+use crate::synth::SynthOptions;
+
+/// Code, tokenizer and whatever else every command holds.
+const BASE_MEMORY: u64 = 96 << 20;
+/// Reading text into tokens: as measured with the built-in text.
+const TEXT_MEMORY: u64 = 256 << 20;
+/// Positions that a layer's activations are computed for at a time.
+const GROUP_ROWS: usize = 2048;
+
+/// Multiply-adds of one layer for one token in a window of `window`.
+fn layer_products(spec: &ModelSpec, window: usize) -> f64 {
+    let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
+    // Scores and mix, half of them masked but computed.
+    linears + 2.0 * (window * spec.heads * spec.head_dim) as f64
+}
+
+fn product(shape: [usize; 2]) -> f64 {
+    shape[0] as f64 * shape[1] as f64
+}
+
+/// Weights of one layer in f32, and what its activations take beside.
+fn layer_memory(spec: &ModelSpec) -> u64 {
+    let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
+    let row = 6 * spec.hidden + 3 * spec.intermediate + 3 * spec.heads * spec.head_dim;
+    linears as u64 * 4 + (GROUP_ROWS * row * 4) as u64
+}
+
+/// Distinct inputs of a layer's matrices.
+const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid];
+
+/// The plan of `quantize`.
+///
+/// # Errors
+/// A checkpoint that cannot be used, or settings out of range.
+pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
+    let checkpoint = Checkpoint::open(&options.model)?;
+    let spec = checkpoint.spec();
+    let group = Settings::default().group_rows;
+    let bytes = |[rows, cols]: [usize; 2]| -> Result<u64, Error> {
+        LutShape::new(rows, cols, options.bits, group)
+            .map(|shape| shape.file_len())
+            .map_err(|e| Error::usage(e.to_string()))
+    };
+    let gptq = !matches!(options.method, Method::KMeans | Method::KMeansUnweighted);
+    let work = |shape: [usize; 2]| Work {
+        points: product(shape),
+        feedback: if gptq {
+            product(shape) * shape[1] as f64
+        } else {
+            0.0
+        },
+        ..Work::default()
+    };
+    let factor = |cols: usize| if gptq { (cols as f64).powi(3) } else { 0.0 };
+    let tokens = options.tokens as f64;
+    let window = options.window.min(spec.max_position);
+
+    let read: u64 = weights_len(&options.model);
+    let mut steps = vec![Step::new(
+        "read and hash the checkpoint",
+        0,
+        Work {
+            hashed: read as f64,
+            ..Work::default()
+        },
+    )];
+    for layer in 0..spec.layers {
+        let mut products = tokens * layer_products(spec, window);
+        let mut factors = 0.0;
+        for site in SITES {
+            products += tokens * (site.width(spec) as f64).powi(2) / 2.0;
+            factors += factor(site.width(spec));
+        }
+        let teacher = Work {
+            products,
+            factors,
+            ..Work::default()
+        };
+        steps.push(Step::new(format!("layer {layer}: statistics"), 0, teacher));
+        for linear in Linear::ALL {
+            let shape = linear.shape(spec);
+            steps.push(Step::new(linear.tensor(layer), bytes(shape)?, work(shape)));
+        }
+    }
+    let head = [spec.vocab, spec.hidden];
+    let mut head_work = work(head);
+    head_work.products = tokens * (spec.hidden as f64).powi(2) / 2.0;
+    head_work.factors = factor(spec.hidden);
+    steps.push(Step::new(LM_HEAD, bytes(head)?, head_work));
+    let norms: usize = spec
+        .architecture
+        .norms()
+        .iter()
+        .map(|n| n.width(spec))
+        .sum();
+    let dense = (norms * spec.layers + spec.hidden + spec.vocab * spec.hidden) * 2;
+    steps.push(Step::new(
+        "norms and embedding",
+        dense as u64,
+        Work::default(),
+    ));
+
+    let mut plan = Plan::new("quantize", steps)?;
+    let hessians: usize = SITES.iter().map(|s| s.width(spec).pow(2) * 4).sum();
+    let hidden = options.tokens * spec.hidden * 4;
+    // A matrix, its residual and codes; the Hessian in f64 with its factor and inverse.
+    let largest = Linear::ALL
+        .iter()
+        .map(|l| {
+            let [rows, cols] = l.shape(spec);
+            rows * cols * 13 + if gptq { cols * cols * 24 } else { 0 }
+        })
+        .max()
+        .unwrap_or(0);
+    let at_head = spec.vocab * spec.hidden * 13 + spec.hidden.pow(2) * 28 + hidden * 2;
+    let in_layer = layer_memory(spec) as usize + hidden + hessians;
+    let in_matrices = hidden + hessians + largest;
+    plan.peak_memory = BASE_MEMORY + TEXT_MEMORY + in_layer.max(in_matrices).max(at_head) as u64;
+    plan.output = Some(options.output.clone());
+    plan.notes.extend(checkpoint.notes().iter().cloned());
+    for ignored in checkpoint.ignored() {
+        plan.notes.push(format!(
+            "`{}` is left aside: {}",
+            ignored.tensor, ignored.reason
+        ));
+    }
+    if checkpoint.head() == Head::Tied {
+        plan.notes.push(format!(
+            "`{LM_HEAD}` is the embedding: the output layer gets tables, `{EMBEDDING}` stays fp16"
+        ));
+    }
+    let widest = SITES.iter().map(|s| s.width(spec)).max().unwrap_or(0);
+    if gptq && options.tokens < 2 * widest {
+        plan.notes.push(format!(
+            "{} calibration tokens for inputs {widest} wide: at least {} are better",
+            options.tokens,
+            2 * widest
+        ));
+    }
+    Ok(plan)
+}
+
+/// Bytes of the weight files of a checkpoint.
+fn weights_len(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter(|e| e.path().extension().is_some_and(|x| x == "safetensors"))
+        .filter_map(|e| fs::metadata(e.path()).ok())
+        .map(|meta| meta.len())
+        .sum()
+}
+
+/// The plan of `target`, exact to the byte of every program.
+///
+/// # Errors
+/// As the command itself.
+pub fn target(options: &TargetOptions) -> Result<Plan, Error> {
+    let sizes = target::sizes(options)?;
+    let steps = (sizes.files.into_iter())
+        .map(|(what, bytes)| {
+            let work = Work {
+                hashed: 2.0 * bytes as f64,
+                ..Work::default()
+            };
+            Step::new(what, bytes, work)
+        })
+        .collect();
+    let mut plan = Plan::new("target", steps)?;
+    plan.peak_memory = sizes.peak_memory;
+    plan.output = Some(options.output.clone());
+    Ok(plan)
+}
+
+/// The plan of `eval`.
+///
+/// # Errors
+/// A checkpoint that cannot be used.
+pub fn eval(options: &EvalOptions) -> Result<Plan, Error> {
+    let checkpoint = Checkpoint::open(&options.model)?;
+    let spec = checkpoint.spec();
+    let window = options.window.min(spec.max_position);
+    let sets = options
+        .text
+        .len()
+        .max(3 * usize::from(options.text.is_empty()));
+    let tokens = (options.tokens * sets) as f64;
+    let forward = |what: &str| {
+        let layers = spec.layers as f64 * layer_products(spec, window);
+        let head = product([spec.vocab, spec.hidden]);
+        let work = Work {
+            products: tokens * (layers + head),
+            ..Work::default()
+        };
+        Step::new(what, 0, work)
+    };
+    let mut steps = vec![forward("teacher")];
+    if options.store.is_some() {
+        steps.push(forward("store, in the teacher's graph"));
+    }
+    if options.folder.is_some() {
+        steps.push(forward("folder, on its programs"));
+    }
+    let mut plan = Plan::new("eval", steps)?;
+    let students = usize::from(options.store.is_some());
+    let hidden = tokens as usize * spec.hidden * 4 * 2;
+    let head = spec.vocab * spec.hidden * 4;
+    let logits = window * spec.vocab * 4;
+    let end = (hidden + head) * (1 + students) + 3 * logits;
+    plan.peak_memory = BASE_MEMORY + TEXT_MEMORY + layer_memory(spec) + end as u64;
+    Ok(plan)
+}
+
+/// The plan of `package`: everything is read and hashed, the descriptions are written.
+///
+/// # Errors
+/// A folder that is no model folder.
+pub fn package(options: &PackageOptions) -> Result<Plan, Error> {
+    let folder = &options.folder;
+    let manifest = verify::programs(folder)?;
+    let files = list(folder).map_err(|e| Error::io(folder, &e))?;
+    let bytes: u64 = manifest.files.values().map(|f| f.bytes).sum();
+    let hash = Work {
+        hashed: bytes as f64,
+        ..Work::default()
+    };
+    let steps = vec![
+        Step::new("model card and bundle metadata", 64 << 10, Work::default()),
+        Step::new(format!("hash {} files", files.len()), 0, hash),
+        Step::new("manifest", 64 << 10, Work::default()),
+    ];
+    let mut plan = Plan::new("package", steps)?;
+    plan.peak_memory = BASE_MEMORY;
+    plan.output = Some(folder.clone());
+    Ok(plan)
+}
+
+/// The plan of `demo`. The built-in model is always the same, so are these figures.
+///
+/// # Errors
+/// If the machine's memory cannot be read.
+pub fn demo(options: &DemoOptions) -> Result<Plan, Error> {
+    let steps = [
+        ("checkpoint", 4_600_000),
+        ("two stores", 5_000_000),
+        ("two model folders", 9_000_000),
+        ("report, card and manifest", 100_000),
+    ];
+    let steps = steps.map(|(what, bytes)| Step::new(what, bytes, Work::default()));
+    let mut plan = Plan::new("demo", steps.into())?;
+    plan.peak_memory = 512 << 20;
+    plan.output = Some(options.output.clone());
+    Ok(plan)
+}
+
+/// The plan of `synth`.
+///
+/// # Errors
+/// A layer count out of range.
+pub fn synth(options: &SynthOptions) -> Result<Plan, Error> {
+    let steps = crate::synth::sizes(options)?
+        .into_iter()
+        .map(|(file, bytes)| Step::new(file, bytes, Work::default()))
+        .collect();
+    let mut plan = Plan::new("synth", steps)?;
+    plan.peak_memory = BASE_MEMORY + (64 << 20);
+    plan.output = Some(options.output.clone());
+    Ok(plan)
+}

@@ -1,0 +1,62 @@
+//! Time and memory of one step of this process, from Linux's `/proc`.
+
+use std::fmt;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// A step that is being measured.
+pub(crate) struct Measure {
+    start: Instant,
+    processor: Duration,
+}
+
+/// What a step took.
+pub(crate) struct Cost {
+    wall: Duration,
+    processor: Duration,
+    /// Most resident memory of the process during the step, in bytes.
+    peak: u64,
+}
+
+impl Measure {
+    /// Starts a step; the peak of the memory before is forgotten.
+    pub(crate) fn start() -> Self {
+        let _ = fs::write("/proc/self/clear_refs", "5");
+        Self {
+            start: Instant::now(),
+            processor: processor_time(),
+        }
+    }
+
+    pub(crate) fn end(self) -> Cost {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+        Cost {
+            wall: self.start.elapsed(),
+            processor: processor_time().saturating_sub(self.processor),
+            peak: kib.unwrap_or(0) * 1024,
+        }
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.2} s, {:.2} s of processor time, {:.0} MB at most",
+            self.wall.as_secs_f64(),
+            self.processor.as_secs_f64(),
+            self.peak as f64 / 1e6
+        )
+    }
+}
+
+/// User and system time of the process, in hundredths of a second.
+fn processor_time() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program, in parentheses, may hold blanks.
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = rest.split_whitespace().skip(11).take(2);
+    Duration::from_millis(10 * ticks.filter_map(|t| t.parse::<u64>().ok()).sum::<u64>())
+}

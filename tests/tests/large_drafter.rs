@@ -1,0 +1,193 @@
+//! The drafter of the 54-million-parameter model against its reference, and one of the
+//! published shapes through the command and Apple's loader.
+
+#![allow(clippy::print_stdout, reason = "figures for those who run it by hand")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::time::Instant;
+
+use anemone_convert::commands::drafter::{self, DrafterOptions, HeadSource, WeightForm};
+use anemone_convert::commands::verify;
+use anemone_convert::quantize::Method;
+use anemone_convert::stop::Stop;
+use anemone_convert::synth::{self, SynthOptions};
+use anemone_convert::ui::Ui;
+use anemone_schemas::aimodel::ir::Elem;
+use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::manifest::{
+    Chunk, DrafterHead, FunctionInfo, MANIFEST_VERSION, Manifest, ModelInfo, RopeTable, TableFile,
+};
+use anemone_tests::drafting::{Walk, apples, ours, taps};
+use anemone_tests::line::{lowered_with_taps, quantized, scratch};
+use anemone_tests::oracle::{self, Call, Tensor};
+use anemone_tests::reference::shared;
+
+#[test]
+fn guesses_of_the_small_drafter_are_those_of_the_reference() {
+    let (model, checkpoint) = (shared("small-qwen3"), shared("small-dspark"));
+    let dir = scratch("small-drafter");
+    let store = quantized(&model, &dir, Method::KMeansUnweighted, 512);
+    let layers = [1, 3, 5, 8, 10];
+    let folder = lowered_with_taps(&store, &dir, 512, &layers);
+    let output = dir.join("with-drafter");
+    let options = DrafterOptions {
+        drafter: checkpoint.clone(),
+        target: folder,
+        output: Some(output.clone()),
+        model: Some(model.clone()),
+        head: HeadSource::Exact,
+        weights: WeightForm::F16,
+        jobs: 2,
+        overwrite: false,
+    };
+    let manifest = drafter::run(&options, Ui::Quiet, &Stop::default()).unwrap();
+    assert_eq!(manifest.drafter.unwrap().head, DrafterHead::Model);
+    verify::run(&output, Ui::Quiet).unwrap();
+    let walk = Walk::open("small-dspark", &model, &checkpoint, false);
+    assert!(walk.cycles.len() >= 200);
+    let teacher = Checkpoint::open(&model).unwrap();
+    let texts = walk.texts.iter();
+    let taps: Vec<_> = texts.map(|text| taps(&teacher, text, &layers)).collect();
+    for (who, found) in [
+        ("ours", ours(&output, &walk, &taps)),
+        ("Apple's", apples(&output, &walk, &taps)),
+    ] {
+        println!("{who}: {found:?}, kept in the mean {:.3?}", found.means());
+        assert!(found.firsts * 100 <= found.guesses);
+        assert!(found.probability <= 0.03 && found.confidence <= 0.03);
+    }
+}
+
+/// A model folder of Qwen3-8B's shapes as far as `drafter` looks at one: its manifest
+/// and an embedding table, a hole in the file system.
+fn folder_of_8b(path: &std::path::Path) {
+    fs::create_dir_all(path).unwrap();
+    let shape = [151_936, 4096];
+    let table = File::create(path.join("embedding.f16")).unwrap();
+    table
+        .set_len(shape.iter().product::<usize>() as u64 * 2)
+        .unwrap();
+    let contexts = vec![256, 512, 1024, 2048, 4096];
+    let functions = contexts.iter().map(|&context| FunctionInfo {
+        name: format!("extend_{context}_16"),
+        context,
+        width: 16,
+    });
+    let rope = RopeTable {
+        inv_freq: (0..64).map(|i| 1e6f32.powf(-i as f32 / 64.0)).collect(),
+        attention_factor: 1.0,
+    };
+    let manifest = Manifest {
+        format: MANIFEST_VERSION,
+        producer: "test".into(),
+        model: ModelInfo {
+            name: "Qwen/Qwen3-8B".into(),
+            architecture: "Qwen3".into(),
+            hidden: 4096,
+            layers: 36,
+            vocab: 151_936,
+            tokenizer_vocab: 151_669,
+            head_dim: 128,
+            kv_channels: 1024,
+            tied_head: false,
+            source_fingerprint: "00".into(),
+            quantization: "lut4-g32".into(),
+        },
+        embedding: TableFile {
+            path: "embedding.f16".into(),
+            shape,
+        },
+        rope,
+        mask_value: -40_000.0,
+        stop: vec![151_645],
+        chunks: vec![Chunk {
+            path: "chunk_0.aimodel".into(),
+            layers: [0, 36],
+            functions: functions.collect(),
+            taps: vec![1, 9, 17, 25, 33],
+            head: true,
+        }],
+        contexts,
+        widths: vec![16],
+        offset_multiple: 4,
+        drafter: None,
+        files: BTreeMap::new(),
+    };
+    manifest.write(path).unwrap();
+}
+
+/// Largest resident set of this process so far, in bytes.
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
+    let kilobytes: String = line.chars().filter(char::is_ascii_digit).collect();
+    kilobytes.parse::<u64>().unwrap() * 1024
+}
+
+/// Needs 13 GB of disk and, for Apple's runtime, 8 GB of memory.
+#[test]
+#[ignore = "12 GB of files"]
+fn a_drafter_of_the_published_shapes_is_converted_and_runs_in_apples_runtime() {
+    let dir = scratch("drafter-8b");
+    let options = SynthOptions {
+        like: "qwen3-8b".parse().unwrap(),
+        layers: None,
+        seed: 0,
+        tokenizer: None,
+        output: dir.join("checkpoint"),
+    };
+    let start = Instant::now();
+    let made = synth::run_drafter(&options, Ui::Quiet, &Stop::default()).unwrap();
+    assert_eq!(made.len(), 64);
+    drop(made);
+    println!(
+        "synth {:.1} s, peak {} MB",
+        start.elapsed().as_secs_f64(),
+        peak() >> 20
+    );
+    let folder = dir.join("folder");
+    folder_of_8b(&folder);
+    let options = DrafterOptions {
+        drafter: options.output,
+        target: folder.clone(),
+        output: None,
+        model: None,
+        head: HeadSource::Exact,
+        weights: WeightForm::F16,
+        jobs: 2,
+        overwrite: false,
+    };
+    let start = Instant::now();
+    let manifest = drafter::run(&options, Ui::Quiet, &Stop::default()).unwrap();
+    let bytes = manifest.files["drafter.aimodel/main.mlirb"].bytes;
+    println!(
+        "drafter {:.1} s, peak {} MB with the map of the checkpoint, program {bytes} bytes",
+        start.elapsed().as_secs_f64(),
+        peak() >> 20
+    );
+    fs::remove_dir_all(dir.join("checkpoint")).unwrap();
+    let info = manifest.drafter.unwrap();
+    let zeros = |shape: &[usize]| Tensor::zeros(Elem::F16, shape);
+    let ones = |n: usize| Tensor::f32(&[n, 128], &vec![1.0; n * 128]);
+    let mut call = Call::new("draft_256")
+        .input("context_cos", ones(16))
+        .input("context_sin", ones(16))
+        .input("in_step", Tensor::i32(&[1], &[0]))
+        .input("block_input", zeros(&[1, 7, 1, 4096]))
+        .input("block_cos", ones(7))
+        .input("block_sin", ones(7))
+        .input("context_mask", Tensor::f32(&[1, 1, 1, 320], &[0.0; 320]))
+        .input("anchor", Tensor::i32(&[1], &[42]));
+    for tap in &info.taps {
+        call = call.input(&format!("tap_{tap}"), zeros(&[1, 16, 1, 4096]));
+    }
+    let start = Instant::now();
+    let report = oracle::report(&folder.join(&info.path), &[call]).unwrap();
+    println!("Apple's runtime {:.1} s", start.elapsed().as_secs_f64());
+    assert_eq!(report.compatibility.as_deref(), Some("27.0"));
+    assert_eq!(report.functions.len(), 10);
+    let probabilities = report.calls[0].get("out_probabilities").to_f32();
+    assert!(probabilities.iter().all(|p| (0.0..=1.0).contains(p)));
+    fs::remove_dir_all(dir).unwrap();
+}
