@@ -32,11 +32,11 @@
 #![expect(unsafe_code, reason = "vector loads and stores of scratch")]
 
 use super::activations::{LANES, Lanes};
+use super::exp::exp_vector;
 use super::fused::in_order;
 use super::pool::{Pool, Shards};
 use super::products::{Products, flat, flat_mut};
 use super::simd::{Isa, Kernel, Simd, load_f16, store_f16};
-use super::exp::exp_vector;
 use half::f16;
 use std::cell::RefCell;
 
@@ -344,8 +344,7 @@ impl Task<'_> {
                     let mut rows = [s.splat(0.0); LANES];
                     for (lane, row) in rows.iter_mut().enumerate() {
                         if v * LANES + lane < depth {
-                            let channel =
-                                self.values.channel(self.group, v * LANES + lane, slots);
+                            let channel = self.values.channel(self.group, v * LANES + lane, slots);
                             s.prefetch(channel.as_ptr().wrapping_add(from + VALUE_SLOTS).cast());
                             *row = load_f16(s, channel, from);
                         }

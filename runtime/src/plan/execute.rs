@@ -8,8 +8,7 @@ use crate::kernels::{DenseValues, DenseWeights, LutWeights};
 use crate::ops::fused::{Largest, Live};
 use crate::ops::layout::Span;
 use crate::ops::{
-    cast, convolution, elementwise, fused, gather, layout, logic, matmul, quantized, rare,
-    rows,
+    cast, convolution, elementwise, fused, gather, layout, logic, matmul, quantized, rare, rows,
 };
 use crate::program::Shared;
 use crate::view::View;

@@ -48,7 +48,11 @@ impl Shared {
                 if !conv.is_pointwise(&w) {
                     return None;
                 }
-                (self.weights_in_place(&args[1], w[0], w[1])?, true, shape.clone())
+                (
+                    self.weights_in_place(&args[1], w[0], w[1])?,
+                    true,
+                    shape.clone(),
+                )
             }
             Kind::BatchMatmul(_) => {
                 let Ref::Transposed(inner) = &args[1] else {
@@ -89,8 +93,8 @@ impl Shared {
                 let by_rows = blocks.get(1..rank)?.iter().all(|&b| b == 1);
                 let scalar = blocks.get(rank + 1) == Some(&1);
                 // Inline indices below a byte lie one to a byte, not packed.
-                let packed =
-                    indices.elem.bits() >= 8 || matches!(self.source(lut.indices.0), Bytes::Blob(_));
+                let packed = indices.elem.bits() >= 8
+                    || matches!(self.source(lut.indices.0), Bytes::Blob(_));
                 if table.elem != Elem::F16 || !by_rows || !scalar || !packed {
                     return None;
                 }

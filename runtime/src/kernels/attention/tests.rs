@@ -41,7 +41,11 @@ impl Case {
             data: &self.queries,
             strides: [s.depth, 1, s.heads * s.depth + GAP],
         };
-        (queries, [cache(&self.keys[1..]), cache(&self.values[1..])], mask)
+        (
+            queries,
+            [cache(&self.keys[1..]), cache(&self.values[1..])],
+            mask,
+        )
     }
 
     /// The definition, over all slots.
