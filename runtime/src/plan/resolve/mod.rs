@@ -19,6 +19,8 @@ macro_rules! demand {
     ($cond:expr, $($arg:tt)*) => { if !$cond { return Err(format!($($arg)*)); } };
 }
 
+use demand;
+
 mod compute;
 mod layout;
 mod rare;
