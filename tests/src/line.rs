@@ -42,7 +42,7 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
         model: model.to_path_buf(),
         output: store.clone(),
         method,
-        guided: false,
+        guided: method == Method::TwoSided,
         bits: 4,
         rules: Vec::new(),
         calibration: Vec::new(),

@@ -12,6 +12,7 @@ use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
 use crate::commands::quantize::{BitsRule, QuantizeOptions};
 use crate::commands::text::TextSource;
+use crate::commands::tune::TuneOptions;
 use crate::publish::PublishOptions;
 use crate::quantize::Method;
 use crate::synth::{Published, SynthOptions};
@@ -209,6 +210,9 @@ pub(super) struct EvalArgs {
     /// Report to write.
     #[arg(short, long)]
     pub(super) output: Option<PathBuf>,
+    /// The same as one HTML page with plots.
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
     /// Print the steps with their peak memory and estimated time, and stop.
     #[arg(long)]
     pub(super) dry_run: bool,
@@ -227,6 +231,52 @@ impl EvalArgs {
             window: self.window,
             tokens: self.tokens,
             threads: self.jobs,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TuneArgs {
+    /// Checkpoint folder of the bf16 model.
+    model: PathBuf,
+    /// Store to start from.
+    #[arg(long)]
+    store: PathBuf,
+    /// Store to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Text to train on, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Tokens of that text at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Steps of the optimizer.
+    #[arg(long, default_value_t = 32)]
+    steps: usize,
+    /// Tokens per step.
+    #[arg(long, default_value_t = 1536)]
+    step_tokens: usize,
+    /// Rate of table values, in standard deviations of their table.
+    #[arg(long, default_value_t = 1e-3)]
+    rate: f64,
+}
+
+impl TuneArgs {
+    pub(super) fn options(&self) -> TuneOptions {
+        TuneOptions {
+            model: self.model.clone(),
+            store: self.store.clone(),
+            output: self.output.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            window: self.window,
+            steps: self.steps,
+            step_tokens: self.step_tokens,
+            rate: self.rate,
         }
     }
 }

@@ -12,15 +12,17 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_memguard::{LimitArgs, Stop};
+use anemone_schemas::atomic;
 use anemone_schemas::exit::{EXIT_HELP, Exit};
 use anemone_schemas::manifest::Manifest;
+use anemone_schemas::report::QualityReport;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use serde::Serialize;
 
 use crate::commands::findings::{Class, Finding};
 use crate::commands::{
-    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
+    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, tune, verify,
 };
 use crate::error::Error;
 use crate::lint::LintOptions;
@@ -33,7 +35,7 @@ use crate::ui::Ui;
 
 use args::{
     AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
-    QuantizeArgs, RunArgs, SynthArgs,
+    QuantizeArgs, RunArgs, SynthArgs, TuneArgs,
 };
 use job::{Job, LockArgs};
 use messages::MessageArgs;
@@ -76,6 +78,8 @@ enum Command {
     Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Train table values and norm weights of a store a little against the bf16 model.
+    Tune(TuneArgs),
     /// Measure what each step of the quantizer is worth on a model.
     Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
@@ -224,11 +228,28 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
             if let Some(path) = &a.output {
                 report.write(path).map_err(|e| Error::io(path, &e))?;
             }
+            if let Some(path) = &a.html {
+                write_page(path, &report)?;
+            }
             print(&if a.json {
                 json(&report)?
             } else {
                 report.markdown()
             })?;
+        }
+        Command::Tune(a) => {
+            let options = a.options();
+            output::check(
+                &options.output,
+                Kind::Store,
+                &[&options.model, &options.store],
+            )?;
+            let _job = start(&format!("tune {}", options.store.display()))?;
+            let tuned = tune::run(&options, ui, &stop)?;
+            print(&format!(
+                "KL on text kept out of training: {:.4} before, {:.4} after",
+                tuned.before, tuned.after
+            ))?;
         }
         Command::Ablate(a) => {
             let options = a.options();
@@ -236,6 +257,7 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
             let (table, report) = ablate::run(&options, ui, &stop)?;
             let path = options.output.join("report.json");
             report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            write_page(&options.output.join("report.html"), &report)?;
             print(&table)?;
         }
         Command::Package(a) => {
@@ -383,6 +405,10 @@ fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
         ));
     }
     show(plan, a.json)
+}
+
+fn write_page(path: &Path, report: &QualityReport) -> Result<(), Error> {
+    atomic::write_bytes(path, report.html().as_bytes()).map_err(|e| Error::io(path, &e))
 }
 
 /// Whether to go ahead: not after a dry run, which only shows the plan; and only where

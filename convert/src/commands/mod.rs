@@ -17,6 +17,7 @@ pub mod quantize;
 mod recipe;
 pub mod target;
 pub mod text;
+pub mod tune;
 pub mod verify;
 
 pub(crate) use notices::travels as travels_with_model;

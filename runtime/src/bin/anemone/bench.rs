@@ -43,9 +43,9 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     drafts: DraftArgs,
     /// Print one JSON document.
-    #[arg(long, conflicts_with = "profile")]
+    #[arg(long)]
     json: bool,
-    /// Print where the time of a call goes instead, after as many slots as prompt
+    /// Print where the time of a call goes instead, behind as many slots as prompt
     /// tokens; every step shows its shortest time.
     #[arg(long)]
     profile: bool,
@@ -127,6 +127,7 @@ impl Series {
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    output::warn(engine.warning());
     let (p, n) = (args.prompt_tokens.max(1), args.new_tokens.max(1));
     if p + n >= engine.max_context() {
         return Err(End::bad_input(
@@ -141,8 +142,12 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
         let widest = engine.manifest().widths.last().copied().unwrap_or(1);
         let rows = ids(&engine, widest, args.seed);
         let repeat = args.repeat.max(3) as usize;
-        let text = profile::tables(&engine, args.model.threads, p, repeat, &rows)?;
-        output::print(&text)?;
+        let profile = profile::measure(&engine, args.model.threads, p, repeat, &rows)?;
+        if args.json {
+            output::print_json(&profile)?;
+        } else {
+            output::print(&profile.render())?;
+        }
         return Ok(Exit::Ok);
     }
     let prompt = match &args.text {
@@ -150,13 +155,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
         Some(path) => text_ids(&engine, path, p)?,
     };
     let (mut plain, mut drafted) = (Vec::new(), Vec::new());
-    let mut source = "off";
+    let drafts = args.drafts.open(&args.model, &engine)?;
     for trial in 0..=args.repeat {
         let answer = decode(&engine, Session::new(&engine, None), &prompt, args)?;
-        let session = args.drafts.session(&engine)?;
-        source = session.1;
-        let with = (source != "off")
-            .then(|| decode(&engine, session.0, &prompt, args))
+        let with = (drafts.name != "off")
+            .then(|| decode(&engine, drafts.session(&engine), &prompt, args))
             .transpose()?;
         if trial > 0 {
             plain.push(answer.statistics);
@@ -165,7 +168,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     }
     let series = |of: fn(&Statistics) -> f64| Series::new(plain.iter().map(of).collect());
     let decode = series(Statistics::tokens_per_second);
-    let drafts = DraftReport::new(source, drafted, decode.median);
+    let drafts = DraftReport::new(drafts.name, drafted, decode.median);
     let widths = engine.manifest().widths.clone();
     let full = widths.iter().map(|&w| (w, w));
     let part = [1, 2, 4, 8, 12].into_iter().filter(|n| *n < widths[0]);
