@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,10 +20,14 @@ use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::manifest::{
     Chunk, DrafterHead, FunctionInfo, MANIFEST_VERSION, Manifest, ModelInfo, RopeTable, TableFile,
 };
-use anemone_tests::drafting::{Walk, apples, ours, taps};
+use anemone_tests::drafting::{Agreement, Walk, apples, ours, taps};
 use anemone_tests::line::{lowered_with_taps, quantized, scratch};
 use anemone_tests::oracle::{self, Call, Tensor};
 use anemone_tests::reference::shared;
+use half::f16;
+
+/// A runtime along a walk.
+type Run = fn(&Path, &Walk, &[Vec<Vec<f16>>]) -> Agreement;
 
 #[test]
 fn guesses_of_the_small_drafter_are_those_of_the_reference() {
@@ -50,10 +55,8 @@ fn guesses_of_the_small_drafter_are_those_of_the_reference() {
     let teacher = Checkpoint::open(&model).unwrap();
     let texts = walk.texts.iter();
     let taps: Vec<_> = texts.map(|text| taps(&teacher, text, &layers)).collect();
-    for (who, found) in [
-        ("ours", ours(&output, &walk, &taps)),
-        ("Apple's", apples(&output, &walk, &taps)),
-    ] {
+    for (who, run) in [("ours", ours as Run), ("Apple's", apples)] {
+        let found = run(&output, &walk, &taps);
         println!("{who}: {found:?}, kept in the mean {:.3?}", found.means());
         assert!(found.firsts * 100 <= found.guesses);
         assert!(found.probability <= 0.03 && found.confidence <= 0.03);
@@ -62,7 +65,7 @@ fn guesses_of_the_small_drafter_are_those_of_the_reference() {
 
 /// A model folder of Qwen3-8B's shapes as far as `drafter` looks at one: its manifest
 /// and an embedding table, a hole in the file system.
-fn folder_of_8b(path: &std::path::Path) {
+fn folder_of_8b(path: &Path) {
     fs::create_dir_all(path).unwrap();
     let shape = [151_936, 4096];
     let table = File::create(path.join("embedding.f16")).unwrap();
