@@ -20,7 +20,7 @@ use std::time::Duration;
 pub use download::{RemoteFile, Snapshot};
 pub use error::Error;
 pub use repo::Repo;
-pub use upload::{Published, Upload};
+pub use upload::{LocalFile, Published, Upload};
 
 /// No byte for so long counts as a broken connection.
 const SILENCE: Duration = Duration::from_secs(60);

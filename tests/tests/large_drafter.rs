@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anemone_convert::commands::drafter::{self, DrafterOptions, HeadSource, WeightForm};
 use anemone_convert::commands::verify;
@@ -117,12 +118,31 @@ fn folder_of_8b(path: &std::path::Path) {
     manifest.write(path).unwrap();
 }
 
-/// Largest resident set of this process so far, in bytes.
-fn peak() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
-    let kilobytes: String = line.chars().filter(char::is_ascii_digit).collect();
-    kilobytes.parse::<u64>().unwrap() * 1024
+/// Runs `work` and gives what it gave, its seconds, and the most memory that the process
+/// had meanwhile, in megabytes: its own, without pages of mapped files.
+fn measured<T>(work: impl FnOnce() -> T) -> (T, f64, u64) {
+    let done = AtomicBool::new(false);
+    let own = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|l| l.starts_with("RssAnon")).unwrap();
+        let kilobytes: String = line.chars().filter(char::is_ascii_digit).collect();
+        kilobytes.parse::<u64>().unwrap() >> 10
+    };
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = 0;
+            while !done.load(Ordering::Relaxed) {
+                most = most.max(own());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            most
+        });
+        let start = Instant::now();
+        let result = work();
+        let seconds = start.elapsed().as_secs_f64();
+        done.store(true, Ordering::Relaxed);
+        (result, seconds, watch.join().unwrap())
+    })
 }
 
 /// Needs 13 GB of disk and, for Apple's runtime, 8 GB of memory.
@@ -137,15 +157,11 @@ fn a_drafter_of_the_published_shapes_is_converted_and_runs_in_apples_runtime() {
         tokenizer: None,
         output: dir.join("checkpoint"),
     };
-    let start = Instant::now();
-    let made = synth::run_drafter(&options, Ui::Quiet, &Stop::default()).unwrap();
+    let (made, seconds, memory) =
+        measured(|| synth::run_drafter(&options, Ui::Quiet, &Stop::default()).unwrap());
     assert_eq!(made.len(), 64);
     drop(made);
-    println!(
-        "synth {:.1} s, peak {} MB",
-        start.elapsed().as_secs_f64(),
-        peak() >> 20
-    );
+    println!("synth {seconds:.1} s, {memory} MB");
     let folder = dir.join("folder");
     folder_of_8b(&folder);
     let options = DrafterOptions {
@@ -158,14 +174,11 @@ fn a_drafter_of_the_published_shapes_is_converted_and_runs_in_apples_runtime() {
         jobs: 2,
         overwrite: false,
     };
-    let start = Instant::now();
-    let manifest = drafter::run(&options, Ui::Quiet, &Stop::default()).unwrap();
+    let (manifest, seconds, memory) =
+        measured(|| drafter::run(&options, Ui::Quiet, &Stop::default()).unwrap());
     let bytes = manifest.files["drafter.aimodel/main.mlirb"].bytes;
-    println!(
-        "drafter {:.1} s, peak {} MB with the map of the checkpoint, program {bytes} bytes",
-        start.elapsed().as_secs_f64(),
-        peak() >> 20
-    );
+    println!("drafter {seconds:.1} s, {memory} MB, program {bytes} bytes");
+    assert!(memory < 500, "memory grows with the checkpoint");
     fs::remove_dir_all(dir.join("checkpoint")).unwrap();
     let info = manifest.drafter.unwrap();
     let zeros = |shape: &[usize]| Tensor::zeros(Elem::F16, shape);

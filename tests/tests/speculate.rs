@@ -152,8 +152,8 @@ fn random_drafts(seed: u64) -> Option<Box<dyn Draft + Send>> {
             1 => 4095,
             _ => r.below(4090) as u32,
         };
-        let many = random.below(8) == 0;
-        let n = random.below(if many { most + 4 } else { 5 });
+        let longest = if random.below(8) == 0 { most + 4 } else { 5 };
+        let n = random.below(longest);
         let r = &mut random;
         (0..n)
             .map(|_| Guess {

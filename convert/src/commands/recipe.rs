@@ -12,6 +12,7 @@ use anemone_schemas::manifest::MANIFEST_FILE;
 use anemone_schemas::store::{Key, Provenance, Store};
 use serde::{Deserialize, Serialize};
 
+use super::quantize::PARTIAL;
 use super::target::TargetOptions;
 use crate::error::Error;
 use crate::lower::{Chunks, TargetPlan};
@@ -62,6 +63,11 @@ impl Recipe {
         }
     }
 
+    /// The layers of a model that is not whole.
+    pub(super) fn partial(&self) -> Option<&str> {
+        self.store.settings.get(PARTIAL)?.as_str()
+    }
+
     /// Whether a folder is the finished result of this recipe.
     pub(super) fn is_finished(&self, folder: &Path) -> bool {
         folder.join(MANIFEST_FILE).is_file() && Self::read(folder).as_ref() == Some(self)
@@ -95,6 +101,10 @@ fn quantize(provenance: &Provenance) -> String {
     }
     if let Some(tokens) = setting("calibration_tokens") {
         let _ = write!(line, " --tokens {tokens}");
+    }
+    let partial = setting(PARTIAL).and_then(|v| v.as_str());
+    if let Some(layers) = partial.and_then(|text| text.split(' ').next()) {
+        let _ = write!(line, " --layers {layers}");
     }
     line
 }

@@ -273,6 +273,9 @@ fn answer(state: &mut State, request: &Request, fault: Option<Kind>) -> Answer {
         state.created.insert(name.clone(), body);
         return ok_json(&json!({ "url": format!("https://hub/someone/{name}") }));
     }
+    if path.ends_with(".git/info/lfs/objects/batch") {
+        return ok_json(&json!({ "transfer": "basic", "objects": [] }));
+    }
     let made = path.strip_prefix("/api/models/someone/").and_then(|rest| {
         let mut parts = rest.splitn(3, '/');
         let (name, what) = (parts.next()?, parts.next()?);

@@ -29,16 +29,14 @@
 //! a time, lanes being slots. Values: lanes are channels, so blocks of sixteen
 //! channels by sixteen slots are transposed in registers on the way.
 
-#![expect(
-    unsafe_code,
-    reason = "register tiles read scratch through raw pointers"
-)]
+#![expect(unsafe_code, reason = "vector loads and stores of scratch")]
 
 use super::activations::{LANES, Lanes};
+use super::exp::exp_vector;
 use super::fused::in_order;
 use super::pool::{Pool, Shards};
+use super::products::{Products, flat, flat_mut};
 use super::simd::{Isa, Kernel, Simd, load_f16, store_f16};
-use super::softmax::exp_vector;
 use half::f16;
 use std::cell::RefCell;
 
@@ -130,6 +128,18 @@ pub(crate) fn attend(
     pool: &Pool,
     shape: Shape,
     queries: Queries,
+    cache: [Slots; 2],
+    mask: &Mask,
+    out: &mut [f16],
+) {
+    attend_on(Isa::detect(), pool, shape, queries, cache, mask, out);
+}
+
+fn attend_on(
+    isa: Isa,
+    pool: &Pool,
+    shape: Shape,
+    queries: Queries,
     [keys, values]: [Slots; 2],
     mask: &Mask,
     out: &mut [f16],
@@ -148,7 +158,6 @@ pub(crate) fn attend(
     let block = (QUERIES / shared).max(1).min(rows.max(1));
     let blocks = rows.div_ceil(block);
     let out = Shards::new(out);
-    let isa = Isa::detect();
     pool.run(groups * blocks, |task| {
         let (group, first) = (task % groups, task / groups * block);
         SCRATCH.with_borrow_mut(|scratch| {
@@ -265,6 +274,7 @@ impl Task<'_> {
         for c in (0..seen).step_by(KEY_SLOTS) {
             for i in 0..depth {
                 let keys = self.keys.channel(self.group, i, self.shape.slots);
+                s.prefetch(keys.as_ptr().wrapping_add(c + KEY_SLOTS).cast());
                 for v in 0..2 {
                     let at = (c + v * LANES).min(keys.len());
                     // SAFETY: sixteen lanes.
@@ -279,11 +289,11 @@ impl Task<'_> {
                 let tile = Products {
                     left: &queries[q * depth..],
                     left_row: depth,
-                    right: &panel[..2 * depth],
-                    right_step: 2,
+                    right: flat(&panel[..2 * depth]),
+                    right_step: KEY_SLOTS,
                     steps: depth,
-                    out: &mut scores[q * line + c / LANES..],
-                    out_row: line,
+                    out: flat_mut(&mut scores[q * line + c / LANES..]),
+                    out_row: line * LANES,
                 };
                 q += match left {
                     8.. if S::TILE_ROWS >= 4 => tile.run::<S, 8, 2>(s, false),
@@ -335,6 +345,7 @@ impl Task<'_> {
                     for (lane, row) in rows.iter_mut().enumerate() {
                         if v * LANES + lane < depth {
                             let channel = self.values.channel(self.group, v * LANES + lane, slots);
+                            s.prefetch(channel.as_ptr().wrapping_add(from + VALUE_SLOTS).cast());
                             *row = load_f16(s, channel, from);
                         }
                     }
@@ -346,7 +357,7 @@ impl Task<'_> {
                 }
             }
             // Weights of a query follow each other from slot `c` on.
-            let weights: &[f32] = lanes_as_f32(&scores[..count * line]);
+            let weights = flat(&scores[..count * line]);
             let mut v = 0;
             while v < wide {
                 let vectors = if wide - v >= 4 { 4 } else { 1 };
@@ -355,11 +366,11 @@ impl Task<'_> {
                     let tile = Products {
                         left: &weights[q * line * LANES + c..],
                         left_row: line * LANES,
-                        right: &panel[v..(steps - 1) * wide + v + vectors],
-                        right_step: wide,
+                        right: flat(&panel[v..(steps - 1) * wide + v + vectors]),
+                        right_step: wide * LANES,
                         steps,
-                        out: &mut sums[q * wide + v..],
-                        out_row: wide,
+                        out: flat_mut(&mut sums[q * wide + v..]),
+                        out_row: wide * LANES,
                     };
                     let left = count - q;
                     q += match (vectors, left) {
@@ -397,64 +408,6 @@ impl Task<'_> {
     }
 }
 
-/// The elements of whole vectors.
-fn lanes_as_f32(lanes: &[Lanes]) -> &[f32] {
-    // SAFETY: `Lanes` is sixteen f32 without padding.
-    unsafe { std::slice::from_raw_parts(lanes.as_ptr().cast(), lanes.len() * LANES) }
-}
-
-/// `out[r][v] (+)= sum over k, in order, of left[r][k] * right[k][v]`.
-struct Products<'a> {
-    left: &'a [f32],
-    left_row: usize,
-    right: &'a [Lanes],
-    right_step: usize,
-    steps: usize,
-    out: &'a mut [Lanes],
-    out_row: usize,
-}
-
-impl Products<'_> {
-    /// `R` rows by `V` vectors; continues the sums in `out` if `resume`. Returns `R`.
-    #[inline(always)]
-    fn run<S: Simd, const R: usize, const V: usize>(self, s: S, resume: bool) -> usize {
-        assert!(self.steps > 0 && self.left.len() >= (R - 1) * self.left_row + self.steps);
-        assert!(self.right.len() >= (self.steps - 1) * self.right_step + V);
-        assert!(self.out.len() >= (R - 1) * self.out_row + V);
-        let (left, right) = (self.left.as_ptr(), self.right.as_ptr());
-        let out = self.out.as_mut_ptr();
-        let mut acc = [[s.splat(0.0); V]; R];
-        // SAFETY: the assertions cover every row, step and vector.
-        unsafe {
-            if resume {
-                for r in 0..R {
-                    for v in 0..V {
-                        acc[r][v] = s.load(out.add(r * self.out_row + v).cast());
-                    }
-                }
-            }
-            for k in 0..self.steps {
-                let mut vectors = [s.splat(0.0); V];
-                for v in 0..V {
-                    vectors[v] = s.load(right.add(k * self.right_step + v).cast());
-                }
-                for r in 0..R {
-                    let factor = s.splat(*left.add(r * self.left_row + k));
-                    for v in 0..V {
-                        acc[r][v] = s.mul_add(factor, vectors[v], acc[r][v]);
-                    }
-                }
-            }
-            for r in 0..R {
-                for v in 0..V {
-                    s.store(acc[r][v], out.add(r * self.out_row + v).cast());
-                }
-            }
-        }
-        R
-    }
-}
-
 /// Scores of one query to weights. Those from `seen` on are `-inf` and become zero.
 #[inline(always)]
 fn soften<S: Simd>(s: S, query: &mut [Lanes], seen: usize) {
@@ -488,3 +441,6 @@ fn soften<S: Simd>(s: S, query: &mut [Lanes], seen: usize) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,8 +3,8 @@
 //! ```text
 //! out[m][n] = round(sum over k, in order, of a[m][k] * b[k][n])      (fused, f32)
 //! ```
-//! The vector axis is n: a panel of [`Isa::nr`] columns of b is converted to f32
-//! as `[k][nr]`, and a tile of up to eight rows of a stays in registers while k
+//! The vector axis is n: a panel of 32 columns of b is converted to f32 as
+//! `[k][32]`, and a tile of up to eight rows of a stays in registers while k
 //! runs. Every element is one chain of fused multiply-adds over k, so its bits do
 //! not depend on the tile it fell into, on the extents m and n, on the thread or
 //! on the instruction set.
@@ -19,10 +19,11 @@
 //! `out' = b' a'`, the product may as well be computed transposed. [`transposes`] picks
 //! the form that moves fewer elements against the grain.
 
-#![expect(unsafe_code, reason = "vector intrinsics on slices of checked length")]
-
 use half::f16;
 
+use super::activations::{LANES, Lanes};
+use super::products::{Products, flat_mut};
+use super::simd::{Isa, Kernel, Simd};
 use super::{Pool, convert};
 
 /// A strided matrix per batch, in a buffer of f16 or f32.
@@ -120,7 +121,8 @@ pub(crate) fn batch<T: Real>(
     let work = m * k * n * products.len();
     if work < SERIAL || products.len() == 1 && m < 2 {
         for mut p in products {
-            one(isa, m, k, n, &mut p);
+            let product = &mut p;
+            isa.run(One { m, k, n, product });
         }
         return;
     }
@@ -144,70 +146,83 @@ pub(crate) fn batch<T: Real>(
     pool.run(tasks.len(), |i| {
         let task = tasks[i].lock().ok().and_then(|mut t| t.take());
         if let Some(mut p) = task {
-            one(isa, p.out.len() / n, k, n, &mut p);
+            let (m, product) = (p.out.len() / n, &mut p);
+            isa.run(One { m, k, n, product });
         }
     });
 }
 
 /// Rows of a register tile.
 const MR: usize = 8;
-/// Columns of the widest panel.
-const NR: usize = 32;
+/// Columns of a panel.
+const NR: usize = 2 * LANES;
 /// Elements read at a time along a strided operand's k.
 const RUN: usize = 64;
 
-fn one<T: Real>(isa: Isa, m: usize, k: usize, n: usize, p: &mut Product<'_, T>) {
-    let nr = isa.nr(n);
-    let mut a = vec![0.0f32; m * k];
-    pack_rows(&p.a, m, k, &mut a);
-    let blocks: Vec<Block> = blocks(m)
-        .map(|(start, rows)| Block {
-            start,
-            rows,
-            end: live_columns(&a[start * k..(start + rows) * k], k),
-        })
-        .collect();
-    let mut panel = vec![0.0f32; k * nr];
-    let mut tile = [0.0f32; MR * NR];
-    for n0 in (0..n).step_by(nr) {
-        let cols = nr.min(n - n0);
-        pack_panel(&p.b, k, n0, cols, nr, &mut panel);
-        let panel_end = panel
-            .iter()
-            .rposition(|&x| x != 0.0)
-            .map_or(0, |i| i / nr + 1);
-        for b in &blocks {
-            let end = b.end.min(panel_end);
-            let rows = &a[b.start * k..(b.start + b.rows) * k];
-            isa.tile((b.rows, nr), end, (rows, k), &panel[..end * nr], &mut tile);
-            for i in 0..b.rows {
-                let at = (b.start + i) * n + n0;
-                T::narrow(&tile[i * nr..i * nr + cols], &mut p.out[at..at + cols]);
+/// One product of `m` rows of a.
+struct One<'p, 'a, T> {
+    m: usize,
+    k: usize,
+    n: usize,
+    product: &'p mut Product<'a, T>,
+}
+
+impl<T: Real> Kernel for One<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { m, k, n, product } = self;
+        let mut a = vec![0.0f32; m * k];
+        pack_rows(&product.a, m, k, &mut a);
+        let mut panel = vec![Lanes::default(); k * NR / LANES];
+        let panel = flat_mut(&mut panel);
+        let mut tile = [Lanes::default(); MR * NR / LANES];
+        let tile = flat_mut(&mut tile);
+        for n0 in (0..n).step_by(NR) {
+            let cols = NR.min(n - n0);
+            pack_panel(&product.b, k, n0, cols, NR, panel);
+            let panel_end = panel
+                .iter()
+                .rposition(|&x| x != 0.0)
+                .map_or(0, |i| i / NR + 1);
+            let mut i = 0;
+            while i < m {
+                // As many rows as leave registers for their sums.
+                let rows = match m - i {
+                    8.. if S::TILE_ROWS >= 4 => 8,
+                    4.. if S::TILE_ROWS >= 4 => 4,
+                    2.. => 2,
+                    _ => 1,
+                };
+                let left = &a[i * k..(i + rows) * k];
+                let tile_of = Products {
+                    left,
+                    left_row: k,
+                    right: panel,
+                    right_step: NR,
+                    steps: live_columns(left, k).min(panel_end),
+                    out: tile,
+                    out_row: NR,
+                };
+                match (rows, cols > LANES) {
+                    (8, true) => tile_of.run::<S, 8, 2>(s, false),
+                    (4, true) => tile_of.run::<S, 4, 2>(s, false),
+                    (2, true) => tile_of.run::<S, 2, 2>(s, false),
+                    (_, true) => tile_of.run::<S, 1, 2>(s, false),
+                    (8, false) => tile_of.run::<S, 8, 1>(s, false),
+                    (4, false) => tile_of.run::<S, 4, 1>(s, false),
+                    (2, false) => tile_of.run::<S, 2, 1>(s, false),
+                    (_, false) => tile_of.run::<S, 1, 1>(s, false),
+                };
+                for (r, row) in tile.chunks_exact(NR).take(rows).enumerate() {
+                    let at = (i + r) * n + n0;
+                    T::narrow(&row[..cols], &mut product.out[at..at + cols]);
+                }
+                i += rows;
             }
         }
     }
-}
-
-/// Rows of one tile, and where their last nonzero column ends.
-struct Block {
-    start: usize,
-    rows: usize,
-    end: usize,
-}
-
-/// Splits `m` rows into tiles of 8, 4 and 1.
-fn blocks(m: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut start = 0;
-    std::iter::from_fn(move || {
-        let rows = match m - start {
-            0 => return None,
-            MR.. => MR,
-            4.. => 4,
-            _ => 1,
-        };
-        start += rows;
-        Some((start - rows, rows))
-    })
 }
 
 /// One more than the last column in which a row of `a` `[..][k]` is not zero.
@@ -278,185 +293,6 @@ fn pack_panel<T: Real>(
             }
             for (j, &x) in line[..run].iter().enumerate() {
                 dst[(j0 + j) * nr + c] = x;
-            }
-        }
-    }
-}
-
-/// The instruction set of the register tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Isa {
-    Scalar,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-impl Isa {
-    fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") {
-                return Self::Avx512;
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                return Self::Avx2;
-            }
-        }
-        Self::Scalar
-    }
-
-    /// Columns of a panel.
-    fn nr(self, n: usize) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if n > 16 => 32,
-            _ => 16,
-        }
-    }
-
-    /// `out[i][j] = sum over k of a[i][k] * panel[k][j]`, where the rows of a lie
-    /// `lda` apart.
-    fn tile(
-        self,
-        (rows, nr): (usize, usize),
-        k: usize,
-        (a, lda): (&[f32], usize),
-        panel: &[f32],
-        out: &mut [f32],
-    ) {
-        assert!(k <= lda && a.len() == rows * lda && panel.len() == k * nr);
-        assert!(out.len() >= rows * nr);
-        match self {
-            Self::Scalar => tile_scalar((rows, nr), k, (a, lda), panel, out),
-            // SAFETY: `detect` found the features; the lengths were just checked.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe {
-                match (rows, nr) {
-                    (8, 32) => x86::tile_512::<8, 2>(k, (a, lda), panel, out),
-                    (4, 32) => x86::tile_512::<4, 2>(k, (a, lda), panel, out),
-                    (1, 32) => x86::tile_512::<1, 2>(k, (a, lda), panel, out),
-                    (8, _) => x86::tile_512::<8, 1>(k, (a, lda), panel, out),
-                    (4, _) => x86::tile_512::<4, 1>(k, (a, lda), panel, out),
-                    _ => x86::tile_512::<1, 1>(k, (a, lda), panel, out),
-                }
-            },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => unsafe {
-                match rows {
-                    8 => {
-                        x86::tile_256::<4>(k, (&a[..4 * lda], lda), panel, out);
-                        x86::tile_256::<4>(k, (&a[4 * lda..], lda), panel, &mut out[4 * nr..]);
-                    }
-                    4 => x86::tile_256::<4>(k, (a, lda), panel, out),
-                    _ => x86::tile_256::<1>(k, (a, lda), panel, out),
-                }
-            },
-        }
-    }
-}
-
-/// The definition, and the oracle of the vector tiles.
-fn tile_scalar(
-    (rows, nr): (usize, usize),
-    k: usize,
-    (a, lda): (&[f32], usize),
-    panel: &[f32],
-    out: &mut [f32],
-) {
-    for i in 0..rows {
-        let acc = &mut out[i * nr..(i + 1) * nr];
-        acc.fill(0.0);
-        for j in 0..k {
-            let x = a[i * lda + j];
-            for (acc, &b) in acc.iter_mut().zip(&panel[j * nr..(j + 1) * nr]) {
-                *acc = x.mul_add(b, *acc);
-            }
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::{
-        _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
-        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
-    };
-
-    /// A tile of `R` rows and `V` vectors of 16.
-    ///
-    /// # Safety
-    /// The processor has AVX-512F; `a` holds `R * lda`
-    /// with `k <= lda`, `panel` `k * 16 * V` and
-    /// `out` at least `R * 16 * V` elements.
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn tile_512<const R: usize, const V: usize>(
-        k: usize,
-        (a, lda): (&[f32], usize),
-        panel: &[f32],
-        out: &mut [f32],
-    ) {
-        let mut acc = [[_mm512_setzero_ps(); V]; R];
-        let (pa, pb) = (a.as_ptr(), panel.as_ptr());
-        for j in 0..k {
-            let mut b = [_mm512_setzero_ps(); V];
-            for v in 0..V {
-                // SAFETY: j < k, so the vector lies in `panel`.
-                b[v] = unsafe { _mm512_loadu_ps(pb.add((j * V + v) * 16)) };
-            }
-            for i in 0..R {
-                // SAFETY: i < R and j < k <= lda, so the element lies in `a`.
-                let x = _mm512_set1_ps(unsafe { *pa.add(i * lda + j) });
-                for v in 0..V {
-                    acc[i][v] = _mm512_fmadd_ps(x, b[v], acc[i][v]);
-                }
-            }
-        }
-        for i in 0..R {
-            for v in 0..V {
-                // SAFETY: the vector lies in the R * 16 * V elements of `out`.
-                unsafe { _mm512_storeu_ps(out.as_mut_ptr().add((i * V + v) * 16), acc[i][v]) };
-            }
-        }
-    }
-
-    /// A tile of `R` rows and two vectors of 8.
-    ///
-    /// # Safety
-    /// The processor has AVX2 and FMA; `a` holds `R * lda`
-    /// with `k <= lda`, `panel` `k * 16` and
-    /// `out` at least `R * 16` elements.
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn tile_256<const R: usize>(
-        k: usize,
-        (a, lda): (&[f32], usize),
-        panel: &[f32],
-        out: &mut [f32],
-    ) {
-        let mut acc = [[_mm256_setzero_ps(); 2]; R];
-        let (pa, pb) = (a.as_ptr(), panel.as_ptr());
-        for j in 0..k {
-            // SAFETY: j < k, so both vectors lie in `panel`.
-            let b = unsafe {
-                [
-                    _mm256_loadu_ps(pb.add(j * 16)),
-                    _mm256_loadu_ps(pb.add(j * 16 + 8)),
-                ]
-            };
-            for i in 0..R {
-                // SAFETY: i < R and j < k <= lda, so the element lies in `a`.
-                let x = _mm256_set1_ps(unsafe { *pa.add(i * lda + j) });
-                for v in 0..2 {
-                    acc[i][v] = _mm256_fmadd_ps(x, b[v], acc[i][v]);
-                }
-            }
-        }
-        for i in 0..R {
-            for v in 0..2 {
-                // SAFETY: the vector lies in the R * 16 elements of `out`.
-                unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(i * 16 + v * 8), acc[i][v]) };
             }
         }
     }
@@ -537,31 +373,6 @@ mod tests {
                     assert_eq!(out, reference(m, k, n, &a, &b), "{m} {k} {n}");
                 }
             }
-        }
-    }
-
-    #[test]
-    fn vector_tiles_equal_the_scalar_tile_bit_for_bit() {
-        let isa = Isa::detect();
-        for (rows, nr, k) in [
-            (8, 16, 37),
-            (4, 16, 5),
-            (1, 16, 64),
-            (8, 32, 33),
-            (4, 32, 9),
-            (1, 32, 0),
-        ] {
-            if nr > isa.nr(usize::MAX) {
-                continue;
-            }
-            let mut a = vec![0.0; rows * k];
-            let mut panel = vec![0.0; k * nr];
-            convert::widen(&noise(rows * k, 3), &mut a);
-            convert::widen(&noise(k * nr, 4), &mut panel);
-            let (mut fast, mut slow) = ([1.0; MR * NR], [1.0; MR * NR]);
-            isa.tile((rows, nr), k, (&a, k), &panel, &mut fast);
-            tile_scalar((rows, nr), k, (&a, k), &panel, &mut slow);
-            assert_eq!(fast[..rows * nr], slow[..rows * nr]);
         }
     }
 }

@@ -9,7 +9,7 @@ use half::f16;
 /// # Panics
 ///
 /// When the lengths differ.
-pub fn widen(from: &[f16], to: &mut [f32]) {
+pub(crate) fn widen(from: &[f16], to: &mut [f32]) {
     assert_eq!(from.len(), to.len(), "lengths of the source and the target");
     Isa::detect().run(Widen(from, to));
 }
@@ -19,7 +19,7 @@ pub fn widen(from: &[f16], to: &mut [f32]) {
 /// # Panics
 ///
 /// When the lengths differ.
-pub fn narrow(from: &[f32], to: &mut [f16]) {
+pub(crate) fn narrow(from: &[f32], to: &mut [f16]) {
     assert_eq!(from.len(), to.len(), "lengths of the source and the target");
     Isa::detect().run(Narrow(from, to));
 }

@@ -7,8 +7,8 @@
 //! on that row alone.
 
 use super::activations::LANES;
+use super::exp::exp_vector;
 use super::simd::{Isa, Kernel, Simd, load_f16, store_f16};
-use super::softmax::exp_vector;
 use half::f16;
 
 /// What an RMSNorm does to a row:

@@ -175,15 +175,6 @@ pub(super) trait Simd: Copy {
         }
     }
 
-    /// The sum of all lanes, in the order of [`scalar::reduce`](super::scalar::reduce).
-    #[inline(always)]
-    fn sum(self, v: Self::V) -> f32 {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: `lanes` holds sixteen elements.
-        unsafe { self.store(v, lanes.as_mut_ptr()) };
-        super::scalar::reduce(lanes)
-    }
-
     /// The sums of sixteen consecutive accumulators, one per lane.
     ///
     /// # Safety

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use anemone_schemas::aimodel::ir::Elem;
-use half::{bf16, f16};
 
 use super::{Float, each_float, load_run, math};
 use crate::tensor::Data;
@@ -42,17 +41,6 @@ pub(crate) enum Binary {
     Pow,
     Modulo,
     FloorDivide,
-}
-
-/// Predicates of two arguments of one type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Compare {
-    Equal,
-    NotEqual,
-    Greater,
-    And,
-    Or,
-    Xor,
 }
 
 /// Elements converted to f32 at a time: a block of each operand stays in the
@@ -348,7 +336,7 @@ fn zip_into<T: Float>(
 }
 
 /// Calls `f` with the element offsets of both operands, in order.
-fn each_pair(nest: &Nest<2>, x: usize, y: usize, mut f: impl FnMut(usize, usize)) {
+pub(super) fn each_pair(nest: &Nest<2>, x: usize, y: usize, mut f: impl FnMut(usize, usize)) {
     nest.for_each(|[ox, oy]| {
         for i in 0..nest.run {
             f(x + ox + i * nest.step[0], y + oy + i * nest.step[1]);
@@ -374,168 +362,10 @@ fn int_binary(op: Binary, nest: &Nest<2>, x: (&Data, usize), y: (&Data, usize), 
     ints!(I32 i32, I16 i16, I8 i8, U32 u32, U16 u16, U8 u8)
 }
 
-/// A predicate of `x` and `y`, broadcast to `shape`.
-#[allow(clippy::float_cmp, reason = "the operation is exact equality")]
-pub(crate) fn compare(op: Compare, x: View, y: View, shape: &[usize]) -> View {
-    let (x, y) = (x.broadcast(shape), y.broadcast(shape));
-    let order = storage_order(shape, &[&x.strides, &y.strides]);
-    let nest = Nest::new(shape, &order, [&x.strides, &y.strides]);
-    let mut out: Vec<bool> = Vec::with_capacity(shape.iter().product());
-    macro_rules! with {
-        ($($variant:ident),*) => {
-            match (&*x.data, &*y.data) {
-                $((Data::$variant(a), Data::$variant(b)) => each_pair(&nest, x.offset, y.offset, |i, j| {
-                    let (a, b) = (a[i], b[j]);
-                    out.push(match op {
-                        Compare::Equal => a == b,
-                        Compare::NotEqual => a != b,
-                        _ => a > b,
-                    });
-                }),)*
-                (Data::Bool(a), Data::Bool(b)) => each_pair(&nest, x.offset, y.offset, |i, j| {
-                    let (a, b) = (a[i], b[j]);
-                    out.push(match op {
-                        Compare::Equal => a == b,
-                        Compare::NotEqual | Compare::Xor => a != b,
-                        Compare::Greater => a & !b,
-                        Compare::And => a & b,
-                        Compare::Or => a | b,
-                    });
-                }),
-                _ => unreachable!("the planner admits operands of one type"),
-            }
-        };
-    }
-    with!(F16, Bf16, F32, I32, I16, I8, U32, U16, U8);
-    View::ordered(shape, &order, Data::Bool(out))
-}
-
-/// Logical negation.
-pub(crate) fn not(x: View) -> View {
-    let x = x.contiguous();
-    let shape = x.shape.clone();
-    let data = match x.into_data() {
-        Data::Bool(v) => Data::Bool(v.into_iter().map(|b| !b).collect()),
-        other => other,
-    };
-    View::dense(&shape, data)
-}
-
-/// `cond ? x : y`, broadcast to `shape`.
-pub(crate) fn select(cond: View, x: View, y: View, shape: &[usize]) -> View {
-    let (cond, x, y) = (
-        cond.broadcast(shape),
-        x.broadcast(shape),
-        y.broadcast(shape),
-    );
-    let order = storage_order(shape, &[&x.strides, &y.strides, &cond.strides]);
-    let nest = Nest::new(shape, &order, [&cond.strides, &x.strides, &y.strides]);
-    let Data::Bool(c) = &*cond.data else {
-        unreachable!("the planner admits a condition of i1");
-    };
-    macro_rules! with {
-        ($($variant:ident),*) => {
-            match (&*x.data, &*y.data) {
-                $((Data::$variant(a), Data::$variant(b)) => {
-                    let mut out = Vec::with_capacity(shape.iter().product());
-                    nest.for_each(|[oc, ox, oy]| {
-                        for i in 0..nest.run {
-                            let [sc, sx, sy] = nest.step;
-                            out.push(if c[cond.offset + oc + i * sc] {
-                                a[x.offset + ox + i * sx]
-                            } else {
-                                b[y.offset + oy + i * sy]
-                            });
-                        }
-                    });
-                    Data::$variant(out)
-                })*
-                _ => unreachable!("the planner admits operands of one type"),
-            }
-        };
-    }
-    let data = with!(F16, Bf16, F32, I32, I16, I8, U32, U16, U8, Bool);
-    View::ordered(shape, &order, data)
-}
-
-/// Conversion to `elem`: floats round to nearest even, to integers they truncate
-/// and saturate; to i1 it is `!= 0`.
-pub(crate) fn cast(x: View, elem: Elem) -> View {
-    let order = storage_order(&x.shape, &[&x.strides]);
-    let x = if x.fills_buffer() {
-        x
-    } else {
-        x.copied(&order)
-    };
-    let data = cast_data(&x.data, elem);
-    View {
-        data: Arc::new(data),
-        ..x
-    }
-}
-
-fn cast_data(data: &Data, elem: Elem) -> Data {
-    macro_rules! to {
-        ($convert:expr) => {
-            match data {
-                Data::F16(v) => v
-                    .iter()
-                    .map(|x| $convert(f64::from(*x)))
-                    .collect::<Vec<_>>(),
-                Data::Bf16(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::F32(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::I32(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::I16(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::I8(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::U32(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::U16(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::U8(v) => v.iter().map(|x| $convert(f64::from(*x))).collect(),
-                Data::Bool(v) => v
-                    .iter()
-                    .map(|x| $convert(f64::from(u8::from(*x))))
-                    .collect(),
-            }
-            .into()
-        };
-    }
-    match (data, elem) {
-        (Data::F16(v), Elem::F32) => {
-            let mut out = vec![0.0; v.len()];
-            f16::load(v, &mut out);
-            out.into()
-        }
-        (Data::F32(v), Elem::F16) => {
-            let mut out = vec![f16::ZERO; v.len()];
-            f16::store(v, &mut out);
-            out.into()
-        }
-        (_, Elem::F16) => to!(f16::from_f64),
-        (_, Elem::Bf16) => to!(bf16::from_f64),
-        (_, Elem::F32) => to!(|x| x as f32),
-        (_, Elem::Bool) => to!(|x: f64| x != 0.0),
-        // Integers to integers keep the low bits.
-        (Data::F16(_) | Data::Bf16(_) | Data::F32(_), _) => match elem {
-            Elem::Si32 => to!(|x| x as i32),
-            Elem::Si16 => to!(|x| x as i16),
-            Elem::Si8 => to!(|x| x as i8),
-            Elem::Ui32 => to!(|x| x as u32),
-            Elem::Ui16 => to!(|x| x as u16),
-            _ => to!(|x| x as u8),
-        },
-        _ => match elem {
-            Elem::Si32 => to!(|x| x as i64 as i32),
-            Elem::Si16 => to!(|x| x as i64 as i16),
-            Elem::Si8 => to!(|x| x as i64 as i8),
-            Elem::Ui32 => to!(|x| x as i64 as u32),
-            Elem::Ui16 => to!(|x| x as i64 as u16),
-            _ => to!(|x| x as i64 as u8),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
 
     fn ints(v: View) -> Vec<i64> {
         v.into_data().ints().unwrap()
@@ -581,19 +411,5 @@ mod tests {
         // A transposed operand of the same buffer size is not mistaken for its own.
         let t = binary(Binary::Sub, keep.clone(), keep.transposed(&[1, 0]), &[2, 2]);
         assert_eq!(*t.contiguous().data, *h(&[0., -1., 1., 0.]).data);
-    }
-
-    #[test]
-    fn casts_truncate_floats_and_saturate() {
-        let x = View::dense(&[5], Data::F32(vec![2.9, -2.9, 300.0, -1.0, f32::NAN]));
-        assert_eq!(
-            *cast(x.clone(), Elem::Ui8).data,
-            Data::U8(vec![2, 0, 255, 0, 0])
-        );
-        assert_eq!(
-            *cast(x.clone(), Elem::Si32).data,
-            Data::I32(vec![2, -2, 300, -1, 0])
-        );
-        assert_eq!(*cast(x, Elem::Bool).data, Data::Bool(vec![true; 5]));
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn range(start: &View, step: &View, len: usize) -> View {
             let (a0, b0) = (first(a, start.offset), first(b, step.offset));
             let v: Vec<i32> = (0..len).map(|i| (a0 + i as i64 * b0) as i32).collect();
             let view = View::dense(&[len], Data::I32(v));
-            return super::elementwise::cast(view, a.elem());
+            return super::cast::cast(view, a.elem());
         }
     };
     View::dense(&[len], data)

@@ -1,6 +1,6 @@
 //! Functions in f32, on slices where that makes them fast.
 
-pub(crate) use crate::kernels::softmax::exp;
+pub(crate) use crate::kernels::exp;
 
 /// 1 / (1 + e^-x) of every element.
 pub(crate) fn sigmoid(x: &mut [f32]) {

@@ -1,11 +1,13 @@
 //! The operations, on views. Shapes and element types were checked when the
 //! program was planned; only what is known at run time can still fail.
 
+pub(crate) mod cast;
 pub(crate) mod convolution;
 pub(crate) mod elementwise;
 pub(crate) mod fused;
 pub(crate) mod gather;
 pub(crate) mod layout;
+pub(crate) mod logic;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod quantized;

@@ -9,10 +9,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use anemone_schemas::aimodel::ir::{Attr, AttrId, Elem, Graph, Op, TensorType, Type, ValueId};
+use anemone_schemas::aimodel::ir::{Attr, Graph, Op, TensorType, Type, ValueId};
 
-use super::kind::{Arg, Bytes, Kind, Place, Step, WeightsRef};
+use super::kind::{Arg, Kind, Place, Step};
 use super::resolve::{Resolved, Resolver};
+use super::symbolic::{Ref, symbolic};
 use super::{Plan, execute, fuse, liveness};
 use crate::error::ProgramError;
 use crate::program::{FunctionInfo, Shared, tensor_shape};
@@ -24,28 +25,6 @@ const MAX_DEPTH: usize = 32;
 const MAX_STEPS: usize = 1 << 20;
 /// Elements of an operation done at plan time.
 const MAX_FOLDED: usize = 1 << 16;
-
-/// What a value of the program stands for.
-#[derive(Clone, Debug)]
-enum Ref {
-    Slot(u32),
-    State(usize),
-    Token,
-    Constant(AttrId, TensorType),
-    /// A table look-up of constants: indices, table, axis, dense shape.
-    Lut(Box<Lut>),
-    /// A matrix of the two kinds above, transposed.
-    Transposed(Box<Self>),
-}
-
-#[derive(Clone, Debug)]
-struct Lut {
-    indices: (AttrId, TensorType),
-    table: (AttrId, TensorType),
-    axis: usize,
-    shape: Vec<usize>,
-    place: Place,
-}
 
 /// Compiles a public function; without `fusing`, one step per operation.
 pub(crate) fn compile(
@@ -302,7 +281,7 @@ impl Compiler<'_> {
         if let Some(symbolic) = symbolic(&kind, args, place) {
             return Ok(vec![symbolic]);
         }
-        if let Some((kind, x)) = self.weight_matmul(&kind, args, op) {
+        if let Some((kind, x)) = self.shared.weight_matmul(&kind, args, op) {
             let slot = self.value(&args[x], place)?;
             return self.push(kind, vec![slot], &op.results, place);
         }
@@ -425,113 +404,11 @@ impl Compiler<'_> {
         self.symbolic.insert(key, slot);
         Ok(slot)
     }
-
-    /// A product with constant weights: its kind and the operand that is not the
-    /// weights.
-    fn weight_matmul(&self, kind: &Kind, args: &[Ref], op: &Op) -> Option<(Kind, usize)> {
-        let module = &self.shared.module;
-        let x = module.tensor_type(op.operands[0])?;
-        if x.elem != Elem::F16 {
-            return None;
-        }
-        let (weights, channels_first, shape) = match kind {
-            Kind::Conv2d(conv, shape) => {
-                let w = module.tensor_type(op.operands[1])?.dims()?;
-                if !conv.is_pointwise(&w) {
-                    return None;
-                }
-                (self.weights(&args[1], w[0], w[1])?, true, shape.clone())
-            }
-            Kind::BatchMatmul(_) => {
-                let Ref::Transposed(inner) = &args[1] else {
-                    return None;
-                };
-                let w = module.tensor_type(op.operands[1])?.dims()?;
-                let shape = module.tensor_type(op.results[0])?.dims()?;
-                (self.weights(inner, w[1], w[0])?, false, shape)
-            }
-            _ => return None,
-        };
-        self.shared.check_weights(&weights).ok()?;
-        let kind = Kind::WeightMatmul {
-            weights,
-            channels_first,
-            shape,
-        };
-        Some((kind, 0))
-    }
-
-    /// The weights `[rows, cols]` as they lie in the program: f16, or f16 tables with
-    /// one block of indices per group of rows.
-    fn weights(&self, r: &Ref, rows: usize, cols: usize) -> Option<WeightsRef> {
-        match r {
-            Ref::Constant(value, ty)
-                if ty.elem == Elem::F16 && ty.count() == rows.checked_mul(cols) =>
-            {
-                Some(WeightsRef::Dense {
-                    rows,
-                    cols,
-                    values: self.bytes(*value),
-                })
-            }
-            Ref::Lut(lut) => {
-                let (table, indices) = (&lut.table.1, &lut.indices.1);
-                let blocks = table.dims()?;
-                let rank = lut.shape.len();
-                let by_rows = blocks.get(1..rank)?.iter().all(|&b| b == 1);
-                let scalar = blocks.get(rank + 1) == Some(&1);
-                // Inline indices below a byte lie one to a byte, not packed.
-                let packed =
-                    indices.elem.bits() >= 8 || matches!(self.bytes(lut.indices.0), Bytes::Blob(_));
-                if table.elem != Elem::F16 || !by_rows || !scalar || !packed {
-                    return None;
-                }
-                Some(WeightsRef::Lut {
-                    rows,
-                    cols,
-                    bits: u8::try_from(indices.elem.bits()).ok()?,
-                    group_rows: rows.checked_div(blocks[0])?,
-                    tables: self.bytes(lut.table.0),
-                    indices: self.bytes(lut.indices.0),
-                })
-            }
-            _ => None,
-        }
-    }
-
-    fn bytes(&self, value: AttrId) -> Bytes {
-        match self.shared.module.attr(value) {
-            Attr::Resource(blob) => Bytes::Blob(*blob),
-            _ => Bytes::Inline(value),
-        }
-    }
 }
 
 fn state_of(args: &[Ref], place: &Place) -> Result<usize, ProgramError> {
     match args.first() {
         Some(Ref::State(state)) => Ok(*state),
         _ => Err(fail(place, "operand 0 is not a state")),
-    }
-}
-
-/// The value as a symbol, if it is one: a table look-up of constants, or a matrix
-/// of constants transposed.
-fn symbolic(kind: &Kind, args: &[Ref], place: &Place) -> Option<Ref> {
-    match (kind, args) {
-        (Kind::LutToDense(axis, shape), [Ref::Constant(i, it), Ref::Constant(t, tt), ..]) => {
-            Some(Ref::Lut(Box::new(Lut {
-                indices: (*i, it.clone()),
-                table: (*t, tt.clone()),
-                axis: *axis,
-                shape: shape.clone(),
-                place: place.clone(),
-            })))
-        }
-        (Kind::Transpose(perm), [inner @ (Ref::Constant(..) | Ref::Lut(_)), ..])
-            if perm[..] == [1, 0] =>
-        {
-            Some(Ref::Transposed(Box::new(inner.clone())))
-        }
-        _ => None,
     }
 }

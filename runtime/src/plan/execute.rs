@@ -7,7 +7,9 @@ use super::workspace::Workspace;
 use crate::kernels::{DenseValues, DenseWeights, LutWeights};
 use crate::ops::fused::{Largest, Live};
 use crate::ops::layout::Span;
-use crate::ops::{convolution, elementwise, fused, gather, layout, matmul, quantized, rare, rows};
+use crate::ops::{
+    cast, convolution, elementwise, fused, gather, layout, logic, matmul, quantized, rare, rows,
+};
 use crate::program::Shared;
 use crate::view::View;
 
@@ -24,11 +26,18 @@ pub(super) struct Context<'a> {
 }
 
 impl Context<'_> {
-    pub(super) fn step(&mut self, step: &Step, slots: &mut [Option<View>]) -> Result<(), String> {
+    /// Runs a step on `slots`; what they do not hold is among `constants`.
+    pub(super) fn step(
+        &mut self,
+        step: &Step,
+        slots: &mut [Option<View>],
+        constants: &[Option<View>],
+    ) -> Result<(), String> {
         let mut args: Vec<View> = Vec::with_capacity(step.args.len());
         for arg in &step.args {
             let slot = &mut slots[arg.slot as usize];
             let value = if arg.last { slot.take() } else { slot.clone() };
+            let value = value.or_else(|| constants[arg.slot as usize].clone());
             args.push(value.ok_or("an operand has no value")?);
         }
         let results = execute(self, step, args)?;
@@ -121,10 +130,10 @@ fn execute(cx: &mut Context<'_>, step: &Step, args: Vec<View>) -> Result<Vec<Vie
         }
         Kind::Unary(op) => elementwise::unary(*op, next()?),
         Kind::Binary(op, shape) => elementwise::binary(*op, next()?, next()?, shape),
-        Kind::Compare(op, shape) => elementwise::compare(*op, next()?, next()?, shape),
-        Kind::Not => elementwise::not(next()?),
-        Kind::Select(shape) => elementwise::select(next()?, next()?, next()?, shape),
-        Kind::Cast(elem) => elementwise::cast(next()?, *elem),
+        Kind::Compare(op, shape) => logic::compare(*op, next()?, next()?, shape),
+        Kind::Not => logic::not(next()?),
+        Kind::Select(shape) => logic::select(next()?, next()?, next()?, shape),
+        Kind::Cast(elem) => cast::cast(next()?, *elem),
         Kind::Reshape(shape) => next()?.reshaped(shape),
         Kind::Transpose(perm) => next()?.transposed(perm),
         Kind::Broadcast(shape) => next()?.broadcast(shape),

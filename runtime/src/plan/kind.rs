@@ -6,8 +6,9 @@ use anemone_schemas::aimodel::ir::{AttrId, BlobId, Elem};
 
 use crate::kernels::Norm;
 use crate::ops::convolution::Conv;
-use crate::ops::elementwise::{Binary, Compare, Unary};
+use crate::ops::elementwise::{Binary, Unary};
 use crate::ops::layout::{PadMode, Span};
+use crate::ops::logic::Compare;
 use crate::ops::rare::Rare;
 use crate::ops::rows::Reduce;
 

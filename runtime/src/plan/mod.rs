@@ -8,6 +8,7 @@ mod liveness;
 mod profile;
 mod resolve;
 mod run;
+mod symbolic;
 mod workspace;
 
 use std::sync::{Arc, Mutex};

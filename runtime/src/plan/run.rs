@@ -7,7 +7,7 @@ use super::execute::Context;
 use super::kind::Kind;
 use crate::error::RunError;
 use crate::kernels;
-use crate::ops::elementwise;
+use crate::ops::cast;
 use crate::program::Port;
 use crate::tensor::{Data, Tensor};
 use crate::view::View;
@@ -72,7 +72,7 @@ impl Argmax {
             }
         }
         let shape = [view.len()];
-        match elementwise::cast(view.reshaped(&shape).contiguous(), Elem::F32).into_data() {
+        match cast::cast(view.reshaped(&shape).contiguous(), Elem::F32).into_data() {
             Data::F32(v) => v,
             _ => Vec::new(),
         }
@@ -126,7 +126,7 @@ impl Plan {
         let state_index = self.bind("state", &self.info.states, &given)?;
         let input_index = self.bind("input", &self.info.inputs, inputs)?;
 
-        let mut slots = self.constants.clone();
+        let mut slots = vec![None; self.constants.len()];
         for (slot, &i) in self.inputs.iter().zip(&input_index) {
             if let Some(slot) = slot {
                 slots[*slot as usize] = Some(inputs[i].1.to_view());
@@ -150,12 +150,12 @@ impl Plan {
             let start = seconds.is_some().then(clock);
             if let Kind::Argmax(axis) = step.kind
                 && options.keep_argmax_inputs
-                && let Some(view) = &slots[step.args[0].slot as usize]
+                && let Some(view) = self.value(&slots, step.args[0].slot)
             {
                 let view = view.clone();
                 argmax.push(Argmax { view, axis });
             }
-            let done = context.step(step, &mut slots);
+            let done = context.step(step, &mut slots, &self.constants);
             if let (Some(seconds), Some(start)) = (&mut seconds, start) {
                 seconds.push(clock() - start);
             }
@@ -172,7 +172,7 @@ impl Plan {
             .iter()
             .zip(&self.outputs)
             .filter_map(|(port, &slot)| {
-                let view = slots[slot as usize].clone()?;
+                let view = self.value(&slots, slot)?.clone();
                 Some((port.name.clone(), Tensor::from_view(view)))
             })
             .collect();
@@ -193,6 +193,12 @@ impl Plan {
             self.record(&seconds);
         }
         Ok(Outcome { outputs, argmax })
+    }
+
+    /// The value of a slot, which may be a constant of the plan.
+    fn value<'a>(&'a self, slots: &'a [Option<View>], slot: u32) -> Option<&'a View> {
+        let slot = slot as usize;
+        slots[slot].as_ref().or(self.constants[slot].as_ref())
     }
 
     /// Index into `given` of each declared port.

@@ -43,9 +43,9 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     drafts: DraftArgs,
     /// Print one JSON document.
-    #[arg(long, conflicts_with = "profile")]
+    #[arg(long)]
     json: bool,
-    /// Print where the time of a call goes instead, after as many slots as prompt
+    /// Print where the time of a call goes instead, behind as many slots as prompt
     /// tokens; every step shows its shortest time.
     #[arg(long)]
     profile: bool,
@@ -127,6 +127,7 @@ impl Series {
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    output::warn(engine.warning());
     let (p, n) = (args.prompt_tokens.max(1), args.new_tokens.max(1));
     if p + n >= engine.max_context() {
         return Err(End::bad_input(
@@ -141,8 +142,12 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
         let widest = engine.manifest().widths.last().copied().unwrap_or(1);
         let rows = ids(&engine, widest, args.seed);
         let repeat = args.repeat.max(3) as usize;
-        let text = profile::tables(&engine, args.model.threads, p, repeat, &rows)?;
-        output::print(&text)?;
+        let profile = profile::measure(&engine, args.model.threads, p, repeat, &rows)?;
+        if args.json {
+            output::print_json(&profile)?;
+        } else {
+            output::print(&profile.render())?;
+        }
         return Ok(Exit::Ok);
     }
     let prompt = match &args.text {

@@ -56,6 +56,7 @@ fn message(role: &str, content: &str) -> ChatMessage {
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    output::warn(engine.warning());
     let interrupt = Interrupt::install()?;
     let drafts = args.drafts.open(&args.model, &engine)?;
     let mut session = drafts.session(&engine);

@@ -102,6 +102,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, End> {
         args.prompt.clone()
     };
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    output::warn(engine.warning());
     let ids = if args.raw {
         engine.tokenizer().encode(&prompt, true)?
     } else {
