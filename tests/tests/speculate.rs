@@ -446,7 +446,7 @@ fn rows_do_not_depend_on_other_rows() {
             rows.push(Row {
                 id: random.below(4090) as u32,
                 position: (root + depth) as u32,
-                sees: (1 << (root - offset + depth)) - 1 | 1 << rows.len(),
+                sees: ((1 << (root - offset + depth)) - 1) | (1 << rows.len()),
             });
         }
         let together = step(&rows, &text, offset);
@@ -547,7 +547,7 @@ fn a_side_gives_nearly_what_the_chain_gives() {
             let mut rows = chain.clone();
             rows[first + depth].id = 7;
             rows.push(Row {
-                sees: (1 << (first + depth)) - 1 | 1 << rows.len(),
+                sees: ((1 << (first + depth)) - 1) | (1 << rows.len()),
                 ..chain[first + depth]
             });
             let aside = step(&rows, &text, offset);
