@@ -97,16 +97,28 @@ fn accepted(folder: &Path) -> bool {
 
 const TARGET: [&str; 4] = ["--chunks", "3", "--max-context", "512"];
 
+fn quantize<'a>(model: &'a str, store: &'a str) -> Vec<&'a str> {
+    let args = ["--quiet", "quantize", model, "-o", store, "--tokens", "512"];
+    [&args[..], &["--window", "256", "--jobs", "2"]].concat()
+}
+
+fn target<'a>(store: &'a str, folder: &'a str) -> Vec<&'a str> {
+    [&["--quiet", "target", store, "-o", folder][..], &TARGET].concat()
+}
+
+fn drafter<'a>(dspark: &'a str, target: &'a str, output: &'a str) -> Vec<&'a str> {
+    let args = [
+        "--quiet", "drafter", dspark, "--target", target, "-o", output,
+    ];
+    [&args[..], &["--overwrite"]].concat()
+}
+
 #[test]
 fn forty_kills_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let model = tiny();
     let (whole, store) = (at("whole"), at("store"));
-    fn quantize<'a>(model: &'a str, store: &'a str) -> Vec<&'a str> {
-        let args = ["--quiet", "quantize", model, "-o", store, "--tokens", "512"];
-        [&args[..], &["--window", "256", "--jobs", "2"]].concat()
-    }
     let time = timed(&quantize(text(&model), text(&whole)));
     kill_at(
         16,
@@ -123,9 +135,6 @@ fn forty_kills_change_no_byte() {
     );
 
     let (whole_folder, folder) = (at("whole-folder"), at("folder"));
-    fn target<'a>(store: &'a str, folder: &'a str) -> Vec<&'a str> {
-        [&["--quiet", "target", store, "-o", folder][..], &TARGET].concat()
-    }
     let time = timed(&target(text(&whole), text(&whole_folder)));
     kill_at(
         10,
@@ -148,12 +157,6 @@ fn forty_kills_change_no_byte() {
     ok(&[&["target", text(&whole), "-o", text(&tapped)][..], &taps].concat());
     let (whole_drafter, drafted) = (at("whole-drafter"), at("drafted"));
     let dspark = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/tiny-dspark");
-    fn drafter<'a>(dspark: &'a str, target: &'a str, output: &'a str) -> Vec<&'a str> {
-        let args = [
-            "--quiet", "drafter", dspark, "--target", target, "-o", output,
-        ];
-        [&args[..], &["--overwrite"]].concat()
-    }
     let time = timed(&drafter(text(&dspark), text(&tapped), text(&whole_drafter)));
     kill_at(
         6,
