@@ -13,6 +13,9 @@ use sha2::{Digest, Sha256};
 
 /// A packaged folder of the tiny model.
 fn folder(dir: &Path, model: &Path) -> PathBuf {
+    // Plain text: no template has to render for it.
+    let calibration =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/text/calib_docs.txt");
     let (store, folder) = (dir.join("store"), dir.join("folder"));
     ok(&[
         "quantize",
@@ -23,6 +26,8 @@ fn folder(dir: &Path, model: &Path) -> PathBuf {
         "512",
         "--method",
         "kmeans",
+        "--calib",
+        text(&calibration),
     ]);
     ok(&[
         "target",
@@ -46,10 +51,7 @@ fn edit_manifest(folder: &Path, change: impl FnOnce(&mut Value)) {
 /// Replaces a file, and its digest in the manifest.
 fn replace(folder: &Path, name: &str, bytes: &[u8]) {
     fs::write(folder.join(name), bytes).unwrap();
-    let digest: String = Sha256::digest(bytes)
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let digest = anemone_schemas::hex(&Sha256::digest(bytes));
     edit_manifest(folder, |json| {
         json["files"][name]["sha256"] = digest.into();
         json["files"][name]["bytes"] = bytes.len().into();
@@ -255,7 +257,7 @@ fn a_configuration_file_gives_what_the_command_line_does_not() {
     ]);
     let made: Value = serde_json::from_slice(&fs::read(store.join("store.json")).unwrap()).unwrap();
     assert_eq!(made["provenance"]["settings"]["calibration_tokens"], 300);
-    assert_eq!(made["provenance"]["method"], "kmeans-unweighted");
+    assert_eq!(made["provenance"]["method"], "k-means-unweighted");
     fs::write(&file, "[quantize]\ntoken = 300\n").unwrap();
     fails(
         &["--config", text(&file), "quantize", "m", "-o", "x"],

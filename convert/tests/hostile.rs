@@ -2,6 +2,11 @@
 //! read or refused with a message that names the file. No panic, no hang, no memory
 //! without bound. The damage is a fixed sequence, so a failure can be repeated.
 
+#![allow(
+    clippy::print_stderr,
+    reason = "the last words of a test that has to end itself"
+)]
+
 mod common;
 
 use std::fs;

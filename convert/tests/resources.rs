@@ -306,7 +306,7 @@ fn fresh_and_overwrite_discard_what_they_name() {
     let plain = quantize(text(&model), text(&store));
     ok(&plain);
     let mut others = plain.clone();
-    others[9] = "kmeans";
+    others[11] = "kmeans";
     let out = command().args(&others).output().unwrap();
     ended(&out, 3, &["already holds a complete store"]);
     ok(&[&others[..], &["--overwrite"]].concat());

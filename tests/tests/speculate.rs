@@ -152,7 +152,8 @@ fn random_drafts(seed: u64) -> Option<Box<dyn Draft + Send>> {
             1 => 4095,
             _ => r.below(4090) as u32,
         };
-        let n = random.below(if random.below(8) == 0 { most + 4 } else { 5 });
+        let longest = if random.below(8) == 0 { most + 4 } else { 5 };
+        let n = random.below(longest);
         let r = &mut random;
         (0..n)
             .map(|_| Guess {
@@ -445,7 +446,7 @@ fn rows_do_not_depend_on_other_rows() {
             rows.push(Row {
                 id: random.below(4090) as u32,
                 position: (root + depth) as u32,
-                sees: (1 << (root - offset + depth)) - 1 | 1 << rows.len(),
+                sees: ((1 << (root - offset + depth)) - 1) | (1 << rows.len()),
             });
         }
         let together = step(&rows, &text, offset);
@@ -546,7 +547,7 @@ fn a_side_gives_nearly_what_the_chain_gives() {
             let mut rows = chain.clone();
             rows[first + depth].id = 7;
             rows.push(Row {
-                sees: (1 << (first + depth)) - 1 | 1 << rows.len(),
+                sees: ((1 << (first + depth)) - 1) | (1 << rows.len()),
                 ..chain[first + depth]
             });
             let aside = step(&rows, &text, offset);

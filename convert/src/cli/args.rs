@@ -29,7 +29,7 @@ pub(super) struct RunArgs {
     /// Do not go on with what an interrupted run left; begin anew.
     #[arg(long)]
     pub(super) fresh: bool,
-    /// Replace an output that is finished.
+    /// Replace an output (or a drafter) that is finished.
     #[arg(long)]
     pub(super) overwrite: bool,
 }
@@ -138,9 +138,8 @@ pub(super) struct DrafterArgs {
     /// Worker threads; the result does not depend on them.
     #[arg(short, long, default_value_t = threads())]
     jobs: usize,
-    /// Replace an output that is finished, or the drafter that is there.
-    #[arg(long)]
-    overwrite: bool,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -181,7 +180,7 @@ impl DrafterArgs {
                 WeightArg::Lut8 => WeightForm::Lut8,
             },
             jobs: self.jobs,
-            overwrite: self.overwrite,
+            overwrite: self.run.overwrite,
         }
     }
 }

@@ -199,12 +199,19 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
         }
         Command::Drafter(a) => {
             let options = a.options();
-            if let Some(output) = &options.output {
-                output::check(output, Kind::Folder, &[&options.target, &options.drafter])?;
-                output::discard(output, Kind::Folder, false, options.overwrite)?;
+            let plan = plan::drafter(&options)?;
+            let go = match &options.output {
+                Some(output) => {
+                    let inputs = [&options.target, &options.drafter];
+                    agreed(plan, &a.run, output, Kind::Folder, &inputs)?
+                }
+                None if a.run.dry_run => return show(plan, a.run.json),
+                None => plan.require().map(|()| true)?,
+            };
+            if go {
+                let _job = start(&format!("drafter {}", options.drafter.display()))?;
+                drafter::run(&options, ui, &stop)?;
             }
-            let _job = start(&format!("drafter {}", options.drafter.display()))?;
-            drafter::run(&options, ui, &stop)?;
         }
         Command::Eval(a) => {
             let Some(model) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? else {

@@ -16,6 +16,7 @@ use super::quantize::PARTIAL;
 use super::target::TargetOptions;
 use crate::error::Error;
 use crate::lower::{Chunks, TargetPlan};
+use crate::quantize::Method;
 
 /// Name of the file in a model folder.
 pub(super) const RECIPE_FILE: &str = "recipe.json";
@@ -92,10 +93,29 @@ impl Recipe {
 
 fn quantize(provenance: &Provenance) -> String {
     let setting = |name: &str| provenance.settings.get(name);
-    let mut line = format!(
-        "anemone-convert quantize CHECKPOINT -o STORE --method {}",
-        provenance.method
-    );
+    let methods = [
+        Method::KMeansUnweighted,
+        Method::KMeans,
+        Method::Gptq,
+        Method::TwoSided,
+    ];
+    let method = methods.into_iter().find(|m| m.name() == provenance.method);
+    let method = match method {
+        Some(Method::KMeansUnweighted) => "kmeans-unweighted",
+        Some(Method::KMeans) => "kmeans",
+        Some(Method::Gptq) => "gptq",
+        Some(Method::TwoSided) => "two-sided",
+        None => &provenance.method,
+    };
+    let mut line = format!("anemone-convert quantize CHECKPOINT -o STORE --method {method}");
+    if let Some(guided) = setting("guided") {
+        let _ = write!(line, " --guided {guided}");
+    }
+    if let Some(rules) = setting("bits_for").and_then(|v| v.as_object()) {
+        for (part, bits) in rules {
+            let _ = write!(line, " --bits-for {part}={bits}");
+        }
+    }
     if let Some(bits) = setting("bits") {
         let _ = write!(line, " --bits {bits}");
     }

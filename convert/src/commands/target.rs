@@ -58,6 +58,11 @@ pub struct TargetOptions {
     pub prescale: Option<Prescale>,
 }
 
+/// Memory of an open tokenizer for every byte of `tokenizer.json`, measured with Qwen3's.
+const TOKENIZER_MEMORY: u64 = 12;
+/// The largest file of a tokenizer.
+const TOKENIZER_FILE: &str = "tokenizer.json";
+
 /// Room left above the largest norm input that calibration saw.
 const MAGNITUDE_HEADROOM: f32 = 2.0;
 
@@ -103,7 +108,8 @@ pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
 pub(crate) struct Sizes {
     /// Names and bytes, exact for programs and embedding.
     pub(crate) files: Vec<(String, u64)>,
-    /// Memory that the dearest program takes to make, in bytes.
+    /// Most memory of the command in bytes: the dearest program's or the tokenizer's,
+    /// which are not in memory together.
     pub(crate) peak_memory: u64,
 }
 
@@ -117,7 +123,8 @@ pub(crate) fn sizes(options: &TargetOptions) -> Result<Sizes, Error> {
     let vocab = open_tokenizer(store.dir())?.size();
     let plan = options.plan(&store, &spec, vocab)?;
     let mut files = Vec::new();
-    let mut peak_memory = 0;
+    let tokenizer = fs::metadata(store.dir().join(TOKENIZER_FILE)).map_or(0, |m| m.len());
+    let mut peak_memory = TOKENIZER_MEMORY * tokenizer;
     for (i, chunk) in plan.chunks.iter().enumerate() {
         let size = chunk_size(&store, &plan, chunk)?;
         let layers = format!("layers {}..{}", chunk.layers.start, chunk.layers.end);
@@ -137,7 +144,8 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     let spec = store_spec(&store)?;
     let source = open_tokenizer(store.dir())?;
     source.check_fits(spec.vocab)?;
-    let tokenizer_vocab = source.size();
+    let (tokenizer_vocab, tokenizer_files) = (source.size(), source.files().to_vec());
+    drop(source);
     let plan = options.plan(&store, &spec, tokenizer_vocab)?;
     let recipe = Recipe::new(options, &store, &plan);
     if recipe.is_finished(&options.output) {
@@ -188,7 +196,7 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     let tokenizer_dir = work.path().join(TOKENIZER_DIR);
     if !work.has(TOKENIZER_DIR)? {
         fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
-        for name in source.files() {
+        for name in tokenizer_files {
             let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
             fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
         }

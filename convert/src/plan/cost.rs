@@ -5,10 +5,12 @@ use std::path::Path;
 
 use anemone_schemas::checkpoint::{Checkpoint, Head};
 use anemone_schemas::lut::LutShape;
+use anemone_schemas::manifest::Manifest;
 use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Site};
 
 use super::{Plan, Step, Work};
 use crate::commands::demo::DemoOptions;
+use crate::commands::drafter::DrafterOptions;
 use crate::commands::eval::EvalOptions;
 use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
@@ -64,6 +66,11 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let work = |shape: [usize; 2]| Work {
         points: product(shape),
         feedback: if gptq {
+            product(shape) * shape[1] as f64
+        } else {
+            0.0
+        },
+        refinement: if options.method == Method::TwoSided {
             product(shape) * shape[1] as f64
         } else {
             0.0
@@ -199,6 +206,42 @@ pub fn target(options: &TargetOptions) -> Result<Plan, Error> {
     let mut plan = Plan::new("target", steps)?;
     plan.peak_memory = sizes.peak_memory;
     plan.output = Some(options.output.clone());
+    Ok(plan)
+}
+
+/// The plan of `drafter`. The program has at most the bytes of the drafter's checkpoint
+/// and of an output layer.
+///
+/// # Errors
+/// A target that is no model folder.
+pub fn drafter(options: &DrafterOptions) -> Result<Plan, Error> {
+    let manifest = Manifest::read(&options.target)?;
+    let m = &manifest.model;
+    let table = (m.vocab * m.hidden) as u64 * 2;
+    let bytes = weights_len(&options.drafter) + table;
+    let hash = Work {
+        hashed: 2.0 * bytes as f64,
+        ..Work::default()
+    };
+    let mut steps = vec![Step::new("drafter program", bytes, hash)];
+    if options.output.is_some() {
+        let whole = manifest.files.values().map(|f| f.bytes).sum();
+        steps.push(Step::new(
+            "copy of the model folder",
+            whole,
+            Work::default(),
+        ));
+    }
+    let mut plan = Plan::new("drafter", steps)?;
+    // Tables are compared and converted in f32.
+    plan.peak_memory = BASE_MEMORY + 2 * table;
+    plan.scratch_bytes = bytes;
+    plan.output = Some(
+        options
+            .output
+            .clone()
+            .unwrap_or_else(|| options.target.clone()),
+    );
     Ok(plan)
 }
 

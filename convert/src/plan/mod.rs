@@ -15,7 +15,7 @@ use anemone_memguard::{Budget, human_bytes, require_disk};
 use anemone_schemas::atomic::partial_path;
 use serde::Serialize;
 
-pub use cost::{demo, eval, package, quantize, synth, target};
+pub use cost::{demo, drafter, eval, package, quantize, synth, target};
 
 use crate::commands::files::list;
 use crate::error::Error;
@@ -66,6 +66,8 @@ struct Work {
     points: f64,
     /// Multiply-adds of GPTQ.
     feedback: f64,
+    /// Rows times squared columns of matrices that are refined in the loss's metric.
+    refinement: f64,
     /// Cubes of the widths of factored Hessians.
     factors: f64,
     /// Bytes read and hashed.
@@ -78,10 +80,11 @@ impl Work {
             products,
             points,
             feedback,
+            refinement,
             factors,
             hashed,
         } = self;
-        products + points + feedback + factors + hashed == 0.0
+        products + points + feedback + refinement + factors + hashed == 0.0
     }
 }
 

@@ -378,7 +378,10 @@ fn commit(state: &mut State, name: &str, request: &Request, query: &str) -> Answ
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
 }
 
 fn base64(text: &str) -> Vec<u8> {

@@ -274,6 +274,7 @@ impl Task<'_> {
         for c in (0..seen).step_by(KEY_SLOTS) {
             for i in 0..depth {
                 let keys = self.keys.channel(self.group, i, self.shape.slots);
+                s.prefetch(keys.as_ptr().wrapping_add(c + KEY_SLOTS).cast());
                 for v in 0..2 {
                     let at = (c + v * LANES).min(keys.len());
                     // SAFETY: sixteen lanes.
@@ -344,6 +345,7 @@ impl Task<'_> {
                     for (lane, row) in rows.iter_mut().enumerate() {
                         if v * LANES + lane < depth {
                             let channel = self.values.channel(self.group, v * LANES + lane, slots);
+                            s.prefetch(channel.as_ptr().wrapping_add(from + VALUE_SLOTS).cast());
                             *row = load_f16(s, channel, from);
                         }
                     }

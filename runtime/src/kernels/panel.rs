@@ -118,7 +118,11 @@ impl Panel<'_> {
         // The accumulators of one tile, token by token, then the next tile's.
         let per_tile = TILE * count;
         let tiles = (end - first).div_ceil(TILE);
-        self.scratch.acc[..tiles * per_tile].fill(Lanes::default());
+        for acc in &mut self.scratch.acc[..tiles * per_tile] {
+            // SAFETY: sixteen lanes. (Narrower stores would stall the loads of the
+            // kernels.)
+            unsafe { s.store(s.splat(0.0), acc.0.as_mut_ptr()) };
+        }
 
         let depth = (INPUT_BLOCKS / count).max(1);
         for from in (0..x.blocks()).step_by(depth) {
@@ -237,10 +241,7 @@ fn add<S: Simd>(
         ..
     } = *span;
     assert!(token + count <= x.tokens() && acc.len() == TILE * count);
-    let mut table_of = [0; TILE];
-    for (table, row) in table_of.iter_mut().zip(first..end) {
-        *table = rows.table_of(row, first);
-    }
+    let table_of = rows.tables_from(first);
     let steps = count.div_ceil(S::TILE_TOKENS);
     for from in (span.from..span.to).step_by(DEPTH) {
         let depth = DEPTH.min(span.to - from);

@@ -111,12 +111,13 @@ impl Rows<'_> {
         }
     }
 
-    /// Where the table of `row` is, when `tables` were filled from `first`.
+    /// Where the table of each row from `first` on is, when the tables were filled
+    /// from there.
     #[inline(always)]
-    pub(super) fn table_of(&self, row: usize, first: usize) -> usize {
+    pub(super) fn tables_from(&self, first: usize) -> [usize; LANES] {
         match self {
-            Self::Lut(w) => w.group_of(row) - w.group_of(first),
-            Self::Dense(_) => 0,
+            Self::Lut(w) => w.tables_from(first),
+            Self::Dense(_) => [0; LANES],
         }
     }
 

@@ -1,5 +1,6 @@
 //! Weight matrices as they lie in a file, checked once.
 
+use super::activations::LANES;
 use half::f16;
 use thiserror::Error;
 
@@ -126,6 +127,23 @@ impl<'a> LutWeights<'a> {
     }
 
     /// The group whose table `row` uses.
+    /// Which table, counted from that of row `first`, each row from there on has.
+    /// Divides once: a division per row would cost as much as a short row.
+    #[inline(always)]
+    pub(super) fn tables_from(&self, first: usize) -> [usize; LANES] {
+        let mut left = self.group_rows - first % self.group_rows;
+        let mut table = 0;
+        let mut tables = [0; LANES];
+        for of in &mut tables {
+            if left == 0 {
+                (table, left) = (table + 1, self.group_rows);
+            }
+            *of = table;
+            left -= 1;
+        }
+        tables
+    }
+
     pub(super) fn group_of(&self, row: usize) -> usize {
         row / self.group_rows
     }

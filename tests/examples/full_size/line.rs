@@ -72,7 +72,6 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
         forms: Forms::default(),
         prescale: None,
     };
-    print!("target --dry-run:\n{}", target::dry_run(&options)?);
     let step = Measure::start();
     let manifest = target::run(&options, Ui::Quiet, &stop)?;
     println!("target: {}", step.end());

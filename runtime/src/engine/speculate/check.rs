@@ -14,8 +14,9 @@ const PROMPT: &str = "import json\nimport os\nimport sys\n\n\ndef read_config(pa
                       \"\"\"Read the configuration file at `path` and return it.\"\"\"\n    \
                       with open(path) as file:\n        return json.load(file)\n\n\ndef \
                       write_config(path, config):\n";
-/// Accepted tokens per cycle, the target's own not counted, that a drafter must reach:
-/// those that belong to their model reach two or more, those that do not a fifth.
+/// Accepted tokens per cycle, the target's own not counted, that a drafter must reach.
+/// The built-in model's reaches 1.3 here; with the hidden states of other layers 0.4,
+/// read one row off 0.05.
 const FLOOR: f64 = 0.5;
 /// Tokens to generate, and again as many while the floor is not reached.
 const STEP: usize = 24;

@@ -82,7 +82,7 @@ fn a_wrong_hash_is_refused() {
     let good = fs::read(&hash).unwrap();
     let mut last = good.clone();
     last[31] ^= 1;
-    let long = [&good[..], &[0; 1 << 16]].concat();
+    let long = [&good[..], &vec![0; 1 << 16]].concat();
     for (wrong, offset) in [
         (last, 31),
         (good[..20].to_vec(), 20),
