@@ -168,7 +168,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     }
     let series = |of: fn(&Statistics) -> f64| Series::new(plain.iter().map(of).collect());
     let decode = series(Statistics::tokens_per_second);
-    let drafts = DraftReport::new(drafts.name, drafted, decode.median);
+    let drafts = DraftReport::new(drafts.name, &drafted, decode.median);
     let widths = engine.manifest().widths.clone();
     let full = widths.iter().map(|&w| (w, w));
     let part = [1, 2, 4, 8, 12].into_iter().filter(|n| *n < widths[0]);
@@ -220,7 +220,7 @@ fn per_cycle(s: &Statistics, time: Duration) -> f64 {
 }
 
 impl DraftReport {
-    fn new(source: &'static str, trials: Vec<Statistics>, plain: f64) -> Option<Self> {
+    fn new(source: &'static str, trials: &[Statistics], plain: f64) -> Option<Self> {
         let series = |of: fn(&Statistics) -> f64| Series::new(trials.iter().map(of).collect());
         let decode = series(Statistics::tokens_per_second);
         Some(Self {

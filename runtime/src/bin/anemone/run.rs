@@ -15,6 +15,7 @@ use crate::failure::End;
 use crate::output::{self, Interrupt};
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
