@@ -199,8 +199,13 @@ pub fn discard(output: &Path, kind: Kind, fresh: bool, overwrite: bool) -> Resul
     } else {
         fresh || overwrite
     };
-    if discard {
-        remove(output)?;
+    if discard && output.exists() {
+        // In one step it is no longer there, so that a kill leaves nothing half-removed
+        // under its name.
+        let doomed = partial_path(output);
+        remove(&doomed)?;
+        fs::rename(output, &doomed).map_err(|e| Error::io(output, &e))?;
+        remove(&doomed)?;
     }
     Ok(())
 }
