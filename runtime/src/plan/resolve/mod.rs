@@ -19,8 +19,6 @@ macro_rules! demand {
     ($cond:expr, $($arg:tt)*) => { if !$cond { return Err(format!($($arg)*)); } };
 }
 
-use demand;
-
 mod compute;
 mod layout;
 mod rare;

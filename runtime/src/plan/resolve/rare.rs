@@ -2,7 +2,7 @@
 
 use anemone_schemas::aimodel::ir::{Elem, enum_code};
 
-use super::{Resolved, Resolver, Result, broadcast, demand};
+use super::{Resolved, Resolver, Result, broadcast};
 use crate::ops::rare::{Bitwise, Combine, Rare};
 use crate::plan::kind::Kind;
 
