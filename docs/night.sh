@@ -35,7 +35,7 @@ step() {
 }
 
 for model; do
-    name=$(printf '%s' "$model" | tr '/@' '--')
+    name=$(printf '%s' "$model" | sed 's|[/@]|-|g')
     # shellcheck disable=SC2086 # options are words
     step quantize "$model" -o "$work/$name.store" $QUANTIZE &&
         step target "$work/$name.store" -o "$work/$name" --name "${model%@*}" $TARGET &&

@@ -139,6 +139,11 @@ impl<'a> Teacher<'a> {
         Self { weights }
     }
 
+    /// The weights it runs on.
+    pub fn weights(&self) -> &'a dyn Weights {
+        self.weights
+    }
+
     /// The model's dimensions.
     pub fn spec(&self) -> &ModelSpec {
         self.weights.spec()

@@ -23,7 +23,7 @@ impl Error {
     /// A failure with an exit code.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self {
-            message: message.into(),
+            message: clipped(message.into()),
             hint: None,
             exit,
         }
@@ -83,6 +83,19 @@ impl Error {
         }
         self
     }
+}
+
+/// Longest message in bytes: what a damaged file holds may be quoted in one.
+const LONGEST: usize = 4000;
+
+/// The message without its middle if it is too long to be read.
+fn clipped(message: String) -> String {
+    if message.len() <= LONGEST {
+        return message;
+    }
+    let head = message.floor_char_boundary(LONGEST / 2);
+    let tail = message.ceil_char_boundary(message.len() - LONGEST / 4);
+    format!("{} [...] {}", &message[..head], &message[tail..])
 }
 
 /// An error and all its causes in one line.

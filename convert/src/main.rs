@@ -2,9 +2,6 @@
 
 use std::process::ExitCode;
 
-use anemone_convert::cli::{self, Cli};
-use clap::Parser;
-
 fn main() -> ExitCode {
-    cli::main(Cli::parse()).into()
+    anemone_convert::cli::main().into()
 }

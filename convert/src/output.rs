@@ -12,6 +12,7 @@ use anemone_schemas::store;
 
 use crate::commands::package::BUNDLE_FILE;
 use crate::commands::target::TOKENIZER_DIR;
+use crate::commands::travels_with_model;
 use crate::error::Error;
 
 /// What a command makes.
@@ -61,15 +62,11 @@ impl Kind {
                 if !dir.join("matrices").is_dir() {
                     return None;
                 }
-                add(&[
-                    "matrices",
-                    "dense",
-                    "model_spec.json",
-                    "norm_magnitudes.json",
-                    "calibration_text.json",
-                ]);
-                add(&[store::MANIFEST, "config.json", "generation_config.json"]);
+                add(&[store::MANIFEST, "matrices", "dense"]);
+                add(&STORE_FILES);
                 add(&TOKENIZER_FILES);
+                let found = entries(dir).ok()?.into_iter();
+                names.extend(found.filter(|name| travels_with_model(name)));
             }
             Self::Folder => {
                 let manifest = Manifest::read(dir).ok()?;
@@ -120,7 +117,18 @@ impl Kind {
     }
 }
 
-const TOKENIZER_FILES: [&str; 9] = [
+/// What `quantize` puts beside matrices and tensors.
+const STORE_FILES: [&str; 6] = [
+    // Scratch of the backward pass.
+    "hidden.partial",
+    "model_spec.json",
+    "norm_magnitudes.json",
+    "calibration_text.json",
+    "config.json",
+    "generation_config.json",
+];
+
+const TOKENIZER_FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -129,7 +137,6 @@ const TOKENIZER_FILES: [&str; 9] = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "generation_config.json",
 ];
 
 /// Refuses an output that touches an input, and a folder with anything in it that is
@@ -264,6 +271,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("out");
         fs::create_dir_all(out.join("matrices")).unwrap();
+        for own in ["LICENSE", "base_model.json", "tokenizer.json.partial"] {
+            fs::write(out.join(own), "ours").unwrap();
+        }
         check(&out, Kind::Store, &[]).unwrap();
         fs::write(out.join("diary.txt"), "mine").unwrap();
         let refused = check(&out, Kind::Store, &[]).unwrap_err();

@@ -24,7 +24,8 @@ pub struct PublishOptions {
 /// Refuses what must not be published.
 ///
 /// # Errors
-/// Wrong usage: no repository's name, or a drafter that nobody asked to publish.
+/// Wrong usage: no repository's name, a partial model, or a drafter that nobody asked to
+/// publish.
 pub fn check(options: &PublishOptions, package: &Package) -> Result<(), Error> {
     let drafter = package.files.iter().find(|f| f.path.starts_with("drafter"));
     if let Some(file) = drafter.filter(|_| !options.with_drafter) {
@@ -33,6 +34,12 @@ pub fn check(options: &PublishOptions, package: &Package) -> Result<(), Error> {
             options.folder.join(&file.path).display()
         ))
         .hint("publish a folder without it, or pass `--with-drafter` if its licence allows that"));
+    }
+    if let Some(layers) = &package.partial {
+        return Err(Error::usage(format!(
+            "`{}` holds only layers {layers}: it is for trials",
+            options.folder.display()
+        )));
     }
     hub::check(options)
 }
@@ -62,7 +69,7 @@ mod hub {
 
 #[cfg(feature = "hub")]
 mod hub {
-    use anemone_hub::{Hub, Repo, Settings, Upload};
+    use anemone_hub::{Hub, LocalFile, Repo, Settings, Upload};
 
     use super::{Error, Package, PublishOptions, Ui};
 
@@ -93,7 +100,15 @@ mod hub {
             &repo,
             &Upload {
                 folder: options.folder.clone(),
-                files: package.files.iter().map(|f| f.path.clone()).collect(),
+                files: package
+                    .files
+                    .iter()
+                    .map(|f| LocalFile {
+                        path: f.path.clone(),
+                        size: f.size_bytes,
+                        sha256: f.sha256.clone(),
+                    })
+                    .collect(),
                 message: format!("{} in {} for Core AI", model.name, model.quantization),
                 as_pull_request: !options.direct,
                 private: options.private,

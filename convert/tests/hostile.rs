@@ -2,6 +2,11 @@
 //! read or refused with a message that names the file. No panic, no hang, no memory
 //! without bound. The damage is a fixed sequence, so a failure can be repeated.
 
+#![allow(
+    clippy::print_stderr,
+    reason = "the last words of a test that has to end itself"
+)]
+
 mod common;
 
 use std::fs;
@@ -128,11 +133,14 @@ fn read(kind: &str, dir: &Path) -> Vec<String> {
                 model: dir.to_path_buf(),
                 output: dir.join("../store-of-it"),
                 method: Method::Gptq,
+                guided: false,
                 bits: 4,
+                rules: Vec::new(),
                 calibration: Vec::new(),
                 tokens: 256,
                 window: 256,
                 jobs: 1,
+                layers: None,
             };
             note(plan::quantize(&options).map(drop).map_err(message));
             note(tokenizer(dir));
@@ -251,11 +259,12 @@ fn a_thousand_damaged_inputs_are_read_or_refused_by_name() {
         // Large stores have many matrices that are all alike.
         let mut files: Vec<PathBuf> = Vec::new();
         for (name, _) in common::contents(root) {
-            let alike = |ends: &str| files.iter().filter(|f| f.to_string_lossy().ends_with(ends));
             let many = [".lut", "matrices/", "dense/"]
                 .iter()
                 .any(|p| name.contains(p));
-            if !many || alike(&name[name.len() - 4..]).count() < 2 {
+            let end = &name[name.len() - 4..];
+            let alike = files.iter().filter(|f| f.to_string_lossy().ends_with(end));
+            if !many || alike.count() < 2 {
                 files.push(PathBuf::from(name));
             }
         }

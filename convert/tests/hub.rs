@@ -297,16 +297,16 @@ fn a_packaged_folder_is_published_whole() {
     assert!(!server.state.lock().unwrap().as_pull_request);
 }
 
-/// A program that stands in for the converter and makes its calls go wrong: the second
-/// is killed, the fifth meets a full disk.
+/// A program that stands in for the converter and makes its calls go wrong: the first is
+/// killed while it downloads, the sixth (the second model's first) meets a full disk.
 fn faulty(dir: &Path) -> PathBuf {
     let path = dir.join("faulty-convert");
     let script = format!(
         "#!/bin/sh\n\
          echo x >> '{calls}'\n\
-         case $(wc -l < '{calls}') in\n\
-         *2) \"{real}\" \"$@\" & sleep 0.4; kill -9 $!; wait $!; exit $? ;;\n\
-         *5) ulimit -f 300 ;;\n\
+         case $(($(wc -l < '{calls}'))) in\n\
+         1) \"{real}\" \"$@\" & sleep 0.3; kill -9 $!; wait $!; exit $? ;;\n\
+         6) ulimit -f 300 ;;\n\
          esac\n\
          exec \"{real}\" \"$@\"\n",
         calls = dir.join("calls").display(),
@@ -327,7 +327,9 @@ fn a_night_of_three_models_survives_a_kill_a_full_disk_and_a_flaky_hub() {
     );
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(repository());
-    server.fault("model.safetensors", 1, Kind::Cut(1_000_000));
+    // So slow that the kill always comes first.
+    server.state.lock().unwrap().pause = Duration::from_millis(4);
+    server.fault("model.safetensors", 1, Kind::Cut(3_000_000));
     server.fault("revision/v1", 1, Kind::Status(503, Some(0)));
     server.fault("commit", 1, Kind::Status(502, None));
     let work = dir.path().join("night");

@@ -1,4 +1,4 @@
-//! `kill -9` at random points of `quantize`, `target` and `package`: the same command
+//! `kill -9` at random points of `quantize`, `target`, `drafter` and `package`: the same command
 //! goes on and ends in the same bytes, and nothing half-done is ever taken for done.
 
 mod common;
@@ -97,21 +97,31 @@ fn accepted(folder: &Path) -> bool {
 
 const TARGET: [&str; 4] = ["--chunks", "3", "--max-context", "512"];
 
+fn quantize<'a>(model: &'a str, store: &'a str) -> Vec<&'a str> {
+    let args = ["--quiet", "quantize", model, "-o", store, "--tokens", "512"];
+    [&args[..], &["--window", "256", "--jobs", "2"]].concat()
+}
+
+fn target<'a>(store: &'a str, folder: &'a str) -> Vec<&'a str> {
+    [&["--quiet", "target", store, "-o", folder][..], &TARGET].concat()
+}
+
+fn drafter<'a>(dspark: &'a str, target: &'a str, output: &'a str) -> Vec<&'a str> {
+    let args = [
+        "--quiet", "drafter", dspark, "--target", target, "-o", output,
+    ];
+    [&args[..], &["--overwrite"]].concat()
+}
+
 #[test]
 fn forty_kills_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let model = tiny();
     let (whole, store) = (at("whole"), at("store"));
-    fn quantize<'a>(model: &'a str, store: &'a str) -> Vec<&'a str> {
-        let args = [
-            "--quiet", "quantize", model, "-o", store, "--tokens", "1024",
-        ];
-        [&args[..], &["--window", "256", "--jobs", "2"]].concat()
-    }
     let time = timed(&quantize(text(&model), text(&whole)));
     kill_at(
-        20,
+        16,
         1,
         &quantize(text(&model), text(&store)),
         time,
@@ -125,12 +135,9 @@ fn forty_kills_change_no_byte() {
     );
 
     let (whole_folder, folder) = (at("whole-folder"), at("folder"));
-    fn target<'a>(store: &'a str, folder: &'a str) -> Vec<&'a str> {
-        [&["--quiet", "target", store, "-o", folder][..], &TARGET].concat()
-    }
     let time = timed(&target(text(&whole), text(&whole_folder)));
     kill_at(
-        12,
+        10,
         2,
         &target(text(&whole), text(&folder)),
         time,
@@ -142,6 +149,28 @@ fn forty_kills_change_no_byte() {
             )
         },
         &|| assert_same(&whole_folder, &folder),
+    );
+
+    // A drafter needs the hidden states of these layers.
+    let tapped = at("tapped");
+    let taps = ["--taps", "1,2,3,5,6", "--max-context", "256"];
+    ok(&[&["target", text(&whole), "-o", text(&tapped)][..], &taps].concat());
+    let (whole_drafter, drafted) = (at("whole-drafter"), at("drafted"));
+    let dspark = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/tiny-dspark");
+    let time = timed(&drafter(text(&dspark), text(&tapped), text(&whole_drafter)));
+    kill_at(
+        6,
+        4,
+        &drafter(text(&dspark), text(&tapped), text(&drafted)),
+        time,
+        &|| remove(&drafted),
+        &|| {
+            assert!(
+                !drafted.exists() || accepted(&drafted),
+                "a half-written folder has its name"
+            );
+        },
+        &|| assert_same(&whole_drafter, &drafted),
     );
 
     let packaged = at("packaged");

@@ -13,7 +13,8 @@ use common::{assert_same, command, ok, text, tiny, tiny_copy};
 
 fn quantize<'a>(model: &'a str, store: &'a str) -> Vec<&'a str> {
     let args = ["quantize", model, "-o", store, "--tokens", "2048"];
-    [&args[..], &["--window", "256", "--jobs", "2"]].concat()
+    let method = ["--method", "gptq", "--guided", "false"];
+    [&args[..], &["--window", "256", "--jobs", "2"], &method].concat()
 }
 
 /// Expects a code and words in what was said, once.
@@ -304,7 +305,8 @@ fn fresh_and_overwrite_discard_what_they_name() {
     let (model, store) = (tiny(), dir.path().join("store"));
     let plain = quantize(text(&model), text(&store));
     ok(&plain);
-    let others = [&plain[..], &["--method", "kmeans"]].concat();
+    let mut others = plain.clone();
+    others[11] = "kmeans";
     let out = command().args(&others).output().unwrap();
     ended(&out, 3, &["already holds a complete store"]);
     ok(&[&others[..], &["--overwrite"]].concat());

@@ -1,5 +1,6 @@
 //! Fetching the files of a commit into the cache.
 
+use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -485,7 +486,11 @@ fn digest<D: Digest>(from: &mut File, mut hash: D) -> io::Result<String> {
         }
         hash.update(&slab[..n]);
     }
-    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    let digest = hash.finalize();
+    Ok(digest.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    }))
 }
 
 /// `17` of `bytes 17-99/100`.

@@ -20,7 +20,7 @@ use std::time::Duration;
 pub use download::{RemoteFile, Snapshot};
 pub use error::Error;
 pub use repo::Repo;
-pub use upload::{Published, Upload};
+pub use upload::{LocalFile, Published, Upload};
 
 /// No byte for so long counts as a broken connection.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -47,13 +47,12 @@ impl Settings {
     /// `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE`.
     pub fn from_env() -> Self {
         let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
-        let home = set("HF_HOME").map(PathBuf::from).unwrap_or_else(|| {
-            let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-            let home = || PathBuf::from(set("HOME").unwrap_or_default());
-            cache
-                .unwrap_or_else(|| home().join(".cache"))
-                .join("huggingface")
-        });
+        let cache_home = || {
+            let home = || PathBuf::from(set("HOME").unwrap_or_default()).join(".cache");
+            let cache = set("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
+            cache.join("huggingface")
+        };
+        let home = set("HF_HOME").map_or_else(cache_home, PathBuf::from);
         let token = set("HF_TOKEN").or_else(|| {
             let path = set("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
             let token = std::fs::read_to_string(path).ok()?;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anemone_hub::{Error, Hub, Repo, Settings, Snapshot, Upload};
+use anemone_hub::{Error, Hub, LocalFile, Repo, Settings, Snapshot, Upload};
 use server::{COMMIT, Kind, REPO, Server};
 
 const WEIGHTS: &str = "model.safetensors";
@@ -221,6 +221,39 @@ fn a_busy_hub_is_waited_for_and_given_up_after_some_tries() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
+fn local(path: &str, size: u64) -> LocalFile {
+    LocalFile {
+        path: path.into(),
+        size,
+        sha256: "0".repeat(64),
+    }
+}
+
+#[test]
+fn a_large_file_that_the_hub_would_take_only_inside_the_commit_is_not_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = 51 << 20;
+    let file = fs::File::create(folder.path().join("big.bin")).unwrap();
+    file.set_len(size).unwrap();
+    let server = Server::start(BTreeMap::new());
+    let cache = tempfile::tempdir().unwrap();
+    let hub = Hub::new(settings(&server, cache.path())).unwrap();
+    let upload = Upload {
+        folder: folder.path().into(),
+        files: vec![local("big.bin", size)],
+        message: "big".into(),
+        as_pull_request: false,
+        private: false,
+    };
+    let made = Repo::parse("someone/made").unwrap();
+    let refused = hub.publish(&made, &upload).unwrap_err().to_string();
+    assert!(
+        refused.contains("`big.bin` (53477376 bytes) by `basic`"),
+        "{refused}"
+    );
+    assert!(server.seen("preupload").is_empty() && server.seen("commit").is_empty());
+}
+
 #[test]
 fn a_folder_is_published_as_one_commit_or_pull_request() {
     let folder = tempfile::tempdir().unwrap();
@@ -245,7 +278,7 @@ fn a_folder_is_published_as_one_commit_or_pull_request() {
     let made = Repo::parse("someone/made").unwrap();
     let upload = |as_pull_request| Upload {
         folder: folder.path().into(),
-        files: files.iter().map(|f| f.0.to_string()).collect(),
+        files: files.iter().map(|f| local(f.0, f.1.len() as u64)).collect(),
         message: "tiny for Core AI".into(),
         as_pull_request,
         private: true,

@@ -7,7 +7,7 @@
 //! structural errors; only values can still be bad, and [`Checkpoint::read_f32`]
 //! refuses those.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::SystemTime;
@@ -126,6 +126,31 @@ impl Checkpoint {
             notes,
             fingerprint: OnceLock::new(),
         })
+    }
+
+    /// The same model cut off after its first `layers` layers. The others are left aside,
+    /// and the fingerprint is that of the shorter model.
+    ///
+    /// # Errors
+    /// [`Error::TooManyLayers`] for more layers than there are, or none.
+    pub fn first_layers(mut self, layers: usize) -> Result<Self, Error> {
+        if layers == 0 || layers > self.spec.layers {
+            return Err(Error::TooManyLayers {
+                dir: self.dir,
+                asked: layers,
+                found: self.spec.layers,
+            });
+        }
+        self.spec.layers = layers;
+        let kept: BTreeSet<String> = self.spec.tensors().into_iter().map(|t| t.0).collect();
+        for (tensor, _) in self.tensors.extract_if(.., |name, _| !kept.contains(name)) {
+            self.ignored.push(Ignored {
+                tensor,
+                reason: format!("only the first {layers} layers are asked for"),
+            });
+        }
+        self.fingerprint = OnceLock::new();
+        Ok(self)
     }
 
     /// The model's dimensions; its `tie_word_embeddings` agrees with [`Self::head`].

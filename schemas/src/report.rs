@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic;
 
+mod html;
+
 /// Name of the report in a model folder.
 pub const REPORT_FILE: &str = "report.json";
 /// Version of the report this code writes.
@@ -144,8 +146,8 @@ impl QualityReport {
         atomic::write_bytes(path, text.as_bytes())
     }
 
-    /// The measures as a Markdown table: a row per student, KL and top-1 agreement
-    /// per text set.
+    /// The measures as Markdown: a table with a row per student, KL and top-1 agreement
+    /// per text set, and one with quantiles and perplexities.
     pub fn markdown(&self) -> String {
         use std::fmt::Write;
         let mut out = String::from("| weights | measured on |");
@@ -171,6 +173,29 @@ impl QualityReport {
                 );
             }
             out.push('\n');
+        }
+        out.push_str(
+            "\n| weights | text | tokens | median | 90% | 99% | 99.9% | max | perplexity | \
+             teacher's |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+        );
+        let number = |v: Option<f64>| v.map_or_else(|| "-".to_string(), |v| format!("{v:.3}"));
+        for s in &self.students {
+            for q in &s.sets {
+                let _ = writeln!(
+                    out,
+                    "| {} | {} | {} | {:.4} | {:.4} | {:.3} | {:.3} | {:.3} | {} | {} |",
+                    s.name,
+                    q.set,
+                    q.tokens,
+                    q.kl_median,
+                    q.kl_p90,
+                    q.kl_p99,
+                    q.kl_p999,
+                    q.kl_max,
+                    number(q.ppl_student),
+                    number(q.ppl_teacher)
+                );
+            }
         }
         out
     }

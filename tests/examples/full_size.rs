@@ -23,7 +23,7 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anemone_convert::lint::{LintOptions, Severity, lint};
 use anemone_convert::lower::{
@@ -55,12 +55,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         ["store", folder, model, which] => {
             let folder = Path::new(folder);
             let spec = spec(folder, model.parse()?)?;
-            let plan = plan(&spec)?;
+            let plan = plan(&spec, Chunks::MaxBytes(MAX_BYTES))?;
             store::random(
                 &folder.join("store"),
                 &spec,
                 chunk(&plan, which == "last").1,
             )?;
+            println!("{}", plan.chunks.len());
             Ok(())
         }
         ["line", folder, model] => line::run(Path::new(folder), model.parse()?),
@@ -84,7 +85,7 @@ fn spec(folder: &Path, model: Published) -> Result<ModelSpec, Box<dyn Error>> {
     Ok(spec)
 }
 
-fn plan(spec: &ModelSpec) -> Result<TargetPlan, Box<dyn Error>> {
+fn plan(spec: &ModelSpec, chunks: Chunks) -> Result<TargetPlan, Box<dyn Error>> {
     let shapes = Shapes {
         spec,
         bits: 4,
@@ -95,7 +96,7 @@ fn plan(spec: &ModelSpec) -> Result<TargetPlan, Box<dyn Error>> {
         valid_vocab: Some(KNOWN_IDS),
         ..Forms::default()
     };
-    Ok(plan.rechunk(Chunks::MaxBytes(MAX_BYTES), &shapes)?)
+    Ok(plan.rechunk(chunks, &shapes)?)
 }
 
 fn chunk(plan: &TargetPlan, last: bool) -> (usize, &ChunkPlan) {
@@ -104,25 +105,26 @@ fn chunk(plan: &TargetPlan, last: bool) -> (usize, &ChunkPlan) {
 }
 
 fn program(folder: &Path, model: Published, last: bool) -> Result<(), Box<dyn Error>> {
-    let spec = spec(folder, model)?;
-    let plan = plan(&spec)?;
-    let (at, chunk) = chunk(&plan, last);
     let (weights, output) = (folder.join("store"), folder.join("chunk.aimodel"));
-    println!(
-        "{}, chunk {at} of {}: layers {:?}",
-        model.name,
-        plan.chunks.len(),
-        chunk.layers
-    );
     // In a process of its own, so that its memory is not measured here.
     let made = Command::new(std::env::current_exe()?)
         .arg("store")
         .arg(folder)
         .args([model.name, if last { "last" } else { "first" }])
-        .status()?;
-    if !made.success() {
-        return Err("the store was not made".into());
-    }
+        .stderr(Stdio::inherit())
+        .output()?;
+    let chunks = String::from_utf8(made.stdout)?;
+    let chunks = chunks
+        .trim()
+        .parse()
+        .map_err(|_| "the store was not made")?;
+    let spec = spec(folder, model)?;
+    let plan = plan(&spec, Chunks::Count(chunks))?;
+    let (at, chunk) = chunk(&plan, last);
+    println!(
+        "{}, chunk {at} of {chunks}: layers {:?}",
+        model.name, chunk.layers
+    );
     let store = Store::open(&weights)?;
 
     let step = Measure::start();

@@ -361,6 +361,9 @@ pub fn apples(folder: &Path, walk: &Walk, taps: &[Vec<Vec<f16>>]) -> Agreement {
             .copied()
             .find(|&c| c >= longest)
             .unwrap();
+        if walk.cycles_of(text).next().is_none() {
+            continue;
+        }
         let (first, mut known) = (calls.len(), 0);
         for cycle in walk.cycles_of(text) {
             while cycle.anchor - known > info.rows {

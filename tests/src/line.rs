@@ -42,13 +42,14 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
         model: model.to_path_buf(),
         output: store.clone(),
         method,
-        guided: false,
+        guided: method == Method::TwoSided,
         bits: 4,
         rules: Vec::new(),
         calibration: Vec::new(),
         tokens,
         window: 256,
         jobs: 2,
+        layers: None,
     };
     quantize::run(&options, Ui::Quiet, &Stop::default()).expect("the checkpoint is whole");
     store

@@ -15,6 +15,7 @@ use anemone_convert::commands::drafter::{self, DrafterOptions, HeadSource, Weigh
 use anemone_convert::commands::package::{self, PackageOptions};
 use anemone_convert::commands::{inspect, lint, verify};
 use anemone_convert::lint::LintOptions;
+use anemone_convert::publish::{self, PublishOptions};
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
 use anemone_runtime::engine::{Draft, DrafterProgram, Guess, ProgramDrafter};
@@ -260,13 +261,24 @@ fn the_other_commands_know_a_drafter() {
             .iter()
             .all(|p| !p.path.ends_with("drafter.aimodel"))
     );
-    let options = PackageOptions {
-        folder: path.to_path_buf(),
-        report: None,
-        with_drafter: false,
+    // Packaged with the rest, but published only when told to.
+    let copy = scratch("package").join("folder");
+    convert(&options(&data("tiny-dspark"), copy.clone()));
+    let packaged = PackageOptions {
+        folder: copy.clone(),
+        ..PackageOptions::default()
     };
-    let error = package::run(&options, Ui::Quiet).unwrap_err();
+    let package = package::run(&packaged, Ui::Quiet).unwrap();
+    let publish = |with_drafter| PublishOptions {
+        folder: copy.clone(),
+        repo: "owner/name".into(),
+        direct: false,
+        private: false,
+        with_drafter,
+    };
+    let error = publish::check(&publish(false), &package).unwrap_err();
     assert!(error.message.contains("licence"), "{error}");
+    publish::check(&publish(true), &package).unwrap();
     // The model folder itself is as it was.
     assert!(Manifest::read(tiny_folder()).unwrap().drafter.is_none());
     verify::run(tiny_folder(), Ui::Quiet).unwrap();

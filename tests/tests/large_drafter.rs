@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::time::Instant;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use anemone_convert::commands::drafter::{self, DrafterOptions, HeadSource, WeightForm};
 use anemone_convert::commands::verify;
@@ -18,10 +20,14 @@ use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::manifest::{
     Chunk, DrafterHead, FunctionInfo, MANIFEST_VERSION, Manifest, ModelInfo, RopeTable, TableFile,
 };
-use anemone_tests::drafting::{Walk, apples, ours, taps};
+use anemone_tests::drafting::{Agreement, Walk, apples, ours, taps};
 use anemone_tests::line::{lowered_with_taps, quantized, scratch};
 use anemone_tests::oracle::{self, Call, Tensor};
 use anemone_tests::reference::shared;
+use half::f16;
+
+/// A runtime along a walk.
+type Run = fn(&Path, &Walk, &[Vec<Vec<f16>>]) -> Agreement;
 
 #[test]
 fn guesses_of_the_small_drafter_are_those_of_the_reference() {
@@ -49,10 +55,8 @@ fn guesses_of_the_small_drafter_are_those_of_the_reference() {
     let teacher = Checkpoint::open(&model).unwrap();
     let texts = walk.texts.iter();
     let taps: Vec<_> = texts.map(|text| taps(&teacher, text, &layers)).collect();
-    for (who, found) in [
-        ("ours", ours(&output, &walk, &taps)),
-        ("Apple's", apples(&output, &walk, &taps)),
-    ] {
+    for (who, run) in [("ours", ours as Run), ("Apple's", apples)] {
+        let found = run(&output, &walk, &taps);
         println!("{who}: {found:?}, kept in the mean {:.3?}", found.means());
         assert!(found.firsts * 100 <= found.guesses);
         assert!(found.probability <= 0.03 && found.confidence <= 0.03);
@@ -61,7 +65,7 @@ fn guesses_of_the_small_drafter_are_those_of_the_reference() {
 
 /// A model folder of Qwen3-8B's shapes as far as `drafter` looks at one: its manifest
 /// and an embedding table, a hole in the file system.
-fn folder_of_8b(path: &std::path::Path) {
+fn folder_of_8b(path: &Path) {
     fs::create_dir_all(path).unwrap();
     let shape = [151_936, 4096];
     let table = File::create(path.join("embedding.f16")).unwrap();
@@ -117,12 +121,31 @@ fn folder_of_8b(path: &std::path::Path) {
     manifest.write(path).unwrap();
 }
 
-/// Largest resident set of this process so far, in bytes.
-fn peak() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
-    let kilobytes: String = line.chars().filter(char::is_ascii_digit).collect();
-    kilobytes.parse::<u64>().unwrap() * 1024
+/// Runs `work` and gives what it gave, its seconds, and the most memory that the process
+/// had meanwhile, in megabytes: its own, without pages of mapped files.
+fn measured<T>(work: impl FnOnce() -> T) -> (T, f64, u64) {
+    let done = AtomicBool::new(false);
+    let own = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|l| l.starts_with("RssAnon")).unwrap();
+        let kilobytes: String = line.chars().filter(char::is_ascii_digit).collect();
+        kilobytes.parse::<u64>().unwrap() >> 10
+    };
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = 0;
+            while !done.load(Ordering::Relaxed) {
+                most = most.max(own());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            most
+        });
+        let start = Instant::now();
+        let result = work();
+        let seconds = start.elapsed().as_secs_f64();
+        done.store(true, Ordering::Relaxed);
+        (result, seconds, watch.join().unwrap())
+    })
 }
 
 /// Needs 13 GB of disk and, for Apple's runtime, 8 GB of memory.
@@ -137,15 +160,11 @@ fn a_drafter_of_the_published_shapes_is_converted_and_runs_in_apples_runtime() {
         tokenizer: None,
         output: dir.join("checkpoint"),
     };
-    let start = Instant::now();
-    let made = synth::run_drafter(&options, Ui::Quiet, &Stop::default()).unwrap();
+    let (made, seconds, memory) =
+        measured(|| synth::run_drafter(&options, Ui::Quiet, &Stop::default()).unwrap());
     assert_eq!(made.len(), 64);
     drop(made);
-    println!(
-        "synth {:.1} s, peak {} MB",
-        start.elapsed().as_secs_f64(),
-        peak() >> 20
-    );
+    println!("synth {seconds:.1} s, {memory} MB");
     let folder = dir.join("folder");
     folder_of_8b(&folder);
     let options = DrafterOptions {
@@ -158,14 +177,11 @@ fn a_drafter_of_the_published_shapes_is_converted_and_runs_in_apples_runtime() {
         jobs: 2,
         overwrite: false,
     };
-    let start = Instant::now();
-    let manifest = drafter::run(&options, Ui::Quiet, &Stop::default()).unwrap();
+    let (manifest, seconds, memory) =
+        measured(|| drafter::run(&options, Ui::Quiet, &Stop::default()).unwrap());
     let bytes = manifest.files["drafter.aimodel/main.mlirb"].bytes;
-    println!(
-        "drafter {:.1} s, peak {} MB with the map of the checkpoint, program {bytes} bytes",
-        start.elapsed().as_secs_f64(),
-        peak() >> 20
-    );
+    println!("drafter {seconds:.1} s, {memory} MB, program {bytes} bytes");
+    assert!(memory < 500, "memory grows with the checkpoint");
     fs::remove_dir_all(dir.join("checkpoint")).unwrap();
     let info = manifest.drafter.unwrap();
     let zeros = |shape: &[usize]| Tensor::zeros(Elem::F16, shape);

@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use anemone_convert::commands::eval::{self, EvalOptions};
+use anemone_convert::commands::quantize::{self, BitsRule, QuantizeOptions};
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
@@ -37,7 +38,12 @@ fn student(report: &QualityReport, measured: Measured) -> &Student {
 fn each_step_lowers_the_divergence_of_shipped_programs() {
     let model = data("tiny-qwen3");
     let mut divergences = Vec::new();
-    for method in [Method::KMeansUnweighted, Method::KMeans, Method::Gptq] {
+    for method in [
+        Method::KMeansUnweighted,
+        Method::KMeans,
+        Method::Gptq,
+        Method::TwoSided,
+    ] {
         let dir = scratch(method.name());
         let store = quantized(&model, &dir, method, 16_384);
         let folder = lowered(&store, &dir, 256);
@@ -59,12 +65,49 @@ fn each_step_lowers_the_divergence_of_shipped_programs() {
         println!("{}: {:.5}", shipped.name, shipped.mean_kl());
         divergences.push(shipped.mean_kl());
     }
-    let [unweighted, weighted, gptq] = divergences[..] else {
-        panic!("three methods");
+    let [unweighted, weighted, gptq, two_sided] = divergences[..] else {
+        panic!("four methods");
     };
+    // The default.
+    assert!(two_sided < gptq, "two-sided {two_sided}, GPTQ {gptq}");
     assert!(gptq < 0.9 * weighted, "GPTQ {gptq}, k-means {weighted}");
     assert!(
         weighted < unweighted,
         "weighted {weighted}, unweighted {unweighted}"
     );
+}
+
+#[test]
+fn an_output_layer_of_six_bits_is_lowered_and_closer_to_the_original() {
+    let model = data("tiny-qwen3");
+    let divergence = |bits: u8| {
+        let dir = scratch(&format!("head-{bits}"));
+        let options = QuantizeOptions {
+            model: model.clone(),
+            output: dir.join("store"),
+            method: Method::Gptq,
+            guided: false,
+            bits: 4,
+            rules: vec![BitsRule {
+                part: "lm_head".into(),
+                bits,
+            }],
+            calibration: Vec::new(),
+            tokens: 4096,
+            window: 256,
+            jobs: 2,
+            layers: None,
+        };
+        let store = quantize::run(&options, Ui::Quiet, &Stop::default()).unwrap();
+        let mut matrices = store.manifest().matrices.iter();
+        assert!(matrices.all(|m| m.bits == if m.name == "lm_head.weight" { bits } else { 4 }));
+        let folder = lowered(&options.output, &dir, 256);
+        let report = report(&model, &options.output, &folder);
+        let shipped = student(&report, Measured::ShippedPrograms).mean_kl();
+        let simulated = student(&report, Measured::Simulator).mean_kl();
+        assert!((shipped - simulated).abs() <= SIMULATOR_TOLERANCE);
+        shipped
+    };
+    let (four, six) = (divergence(4), divergence(6));
+    assert!(six < 0.95 * four, "{six} in six bits, {four} in four");
 }

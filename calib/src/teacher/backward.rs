@@ -26,6 +26,20 @@ pub struct LinearGradient<'a> {
     pub rows: &'a [f32],
 }
 
+impl LinearGradient<'_> {
+    /// The gradient of the matrix itself, `gᵀ x`, row-major `[out, in]`, for the inputs that came
+    /// with it.
+    ///
+    /// # Errors
+    /// An error of the matrix product.
+    pub fn of_weight(&self, inputs: &[f32], out: usize) -> Result<Vec<f32>, Error> {
+        let rows = self.rows.len() / out;
+        let g = matrix(self.rows.to_vec(), rows, out)?;
+        let x = matrix(inputs.to_vec(), rows, inputs.len() / rows.max(1))?;
+        elements(&g.t()?.matmul(&x)?)
+    }
+}
+
 /// Sees the inputs of a site, row-major, with the gradients at the outputs of all matrices that
 /// read them: some whole windows at a time, in order.
 pub type GradientHook<'a> = &'a mut dyn FnMut(Site, &[f32], &[LinearGradient<'_>]);

@@ -2,22 +2,27 @@
 //! in `job`.
 
 mod args;
+mod config;
 mod docs;
 mod job;
+mod messages;
+mod target_args;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_memguard::{LimitArgs, Stop};
+use anemone_schemas::atomic;
 use anemone_schemas::exit::{EXIT_HELP, Exit};
 use anemone_schemas::manifest::Manifest;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use anemone_schemas::report::QualityReport;
+use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use serde::Serialize;
 
 use crate::commands::findings::{Class, Finding};
 use crate::commands::{
-    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
+    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, tune, verify,
 };
 use crate::error::Error;
 use crate::lint::LintOptions;
@@ -26,20 +31,33 @@ use crate::plan::{self, Plan};
 use crate::publish;
 use crate::source::{self, Source};
 use crate::synth;
-use crate::ui::{Style, Ui};
+use crate::ui::Ui;
 
 use args::{
-    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, LayoutArg, PackageArgs,
-    QuantizeArgs, RunArgs, SynthArgs, TargetArgs,
+    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
+    QuantizeArgs, RunArgs, SynthArgs, TuneArgs,
 };
 use job::{Job, LockArgs};
+use messages::MessageArgs;
+use target_args::{LayoutArg, TargetArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
 /// Engine: `quantize`, then `target`, `eval` and `package`. `demo` does all of it on a
 /// built-in model.
 #[derive(Debug, Parser)]
 #[command(name = "anemone-convert", version, after_help = EXIT_HELP)]
-pub struct Cli {
+struct Cli {
+    /// File with options that the command line does not give, by sections `[all]` and
+    /// `[COMMAND]`.
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "ANEMONE_CONFIG",
+        hide_env_values = true
+    )]
+    #[allow(dead_code, reason = "read before the arguments are parsed")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     messages: MessageArgs,
     #[command(flatten)]
@@ -48,61 +66,6 @@ pub struct Cli {
     lock: LockArgs,
     #[command(subcommand)]
     command: Command,
-}
-
-/// What is said, and where.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Messages")]
-struct MessageArgs {
-    /// Print errors only.
-    #[arg(short, long, global = true)]
-    quiet: bool,
-    /// Print more, such as the peak of memory.
-    #[arg(short, long, global = true, conflicts_with = "quiet")]
-    verbose: bool,
-    /// How progress is shown.
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        default_value = "auto",
-        value_name = "HOW"
-    )]
-    progress: ProgressArg,
-    /// File that all messages are appended to.
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "ANEMONE_LOG",
-        hide_env_values = true
-    )]
-    log: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProgressArg {
-    /// A bar on a terminal, lines elsewhere.
-    Auto,
-    /// A bar with the time left.
-    Bar,
-    /// A line per step.
-    Lines,
-    /// A JSON object per line, on standard error.
-    Json,
-}
-
-impl MessageArgs {
-    fn ui(&self) -> Result<Ui, Error> {
-        let style = match self.progress {
-            _ if self.quiet => Some(Style::None),
-            ProgressArg::Auto => None,
-            ProgressArg::Bar => Some(Style::Bar),
-            ProgressArg::Lines => Some(Style::Lines),
-            ProgressArg::Json => Some(Style::Json),
-        };
-        Ui::new(style, self.verbose, self.log.as_deref())
-    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -115,6 +78,8 @@ enum Command {
     Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Train table values and norm weights of a store a little against the bf16 model.
+    Tune(TuneArgs),
     /// Measure what each step of the quantizer is worth on a model.
     Ablate(AblateArgs),
     /// Make a model folder publishable: report, model card, bundle metadata.
@@ -169,8 +134,16 @@ enum Command {
     Docs,
 }
 
-/// Runs a parsed command line and reports how it failed, if it did.
-pub fn main(cli: Cli) -> Exit {
+/// Runs the command line of this process and reports how it failed, if it did.
+pub fn main() -> Exit {
+    let arguments = config::complete(&Cli::command(), std::env::args_os().collect());
+    let cli = match arguments.map(Cli::parse_from) {
+        Ok(cli) => cli,
+        Err(e) => {
+            Ui::Quiet.error(&e);
+            return e.exit;
+        }
+    };
     let ui = match cli.messages.ui() {
         Ok(ui) => ui,
         Err(e) => {
@@ -178,7 +151,7 @@ pub fn main(cli: Cli) -> Exit {
             return e.exit;
         }
     };
-    match run(cli, ui) {
+    match run(&cli, ui) {
         Ok(()) => Exit::Ok,
         Err(e) => {
             ui.error(&e);
@@ -187,7 +160,7 @@ pub fn main(cli: Cli) -> Exit {
     }
 }
 
-fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
+fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
     job::heed_file_size_limit();
     let stop = Stop::on_signals()?;
     let start = |name: &str| Job::start(name, &cli.limits, &cli.lock, ui, &stop);
@@ -226,12 +199,19 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
         }
         Command::Drafter(a) => {
             let options = a.options();
-            if let Some(output) = &options.output {
-                output::check(output, Kind::Folder, &[&options.target, &options.drafter])?;
-                output::discard(output, Kind::Folder, false, options.overwrite)?;
+            let plan = plan::drafter(&options)?;
+            let go = match &options.output {
+                Some(output) => {
+                    let inputs = [&options.target, &options.drafter];
+                    agreed(plan, &a.run, output, Kind::Folder, &inputs)?
+                }
+                None if a.run.dry_run => return show(plan, a.run.json),
+                None => plan.require().map(|()| true)?,
+            };
+            if go {
+                let _job = start(&format!("drafter {}", options.drafter.display()))?;
+                drafter::run(&options, ui, &stop)?;
             }
-            let _job = start(&format!("drafter {}", options.drafter.display()))?;
-            drafter::run(&options, ui, &stop)?;
         }
         Command::Eval(a) => {
             let Some(model) = checkpoint(&a.model, a.dry_run, a.json, ui, &stop)? else {
@@ -248,11 +228,28 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
             if let Some(path) = &a.output {
                 report.write(path).map_err(|e| Error::io(path, &e))?;
             }
+            if let Some(path) = &a.html {
+                write_page(path, &report)?;
+            }
             print(&if a.json {
                 json(&report)?
             } else {
                 report.markdown()
             })?;
+        }
+        Command::Tune(a) => {
+            let options = a.options();
+            output::check(
+                &options.output,
+                Kind::Store,
+                &[&options.model, &options.store],
+            )?;
+            let _job = start(&format!("tune {}", options.store.display()))?;
+            let tuned = tune::run(&options, ui, &stop)?;
+            print(&format!(
+                "KL on text kept out of training: {:.4} before, {:.4} after",
+                tuned.before, tuned.after
+            ))?;
         }
         Command::Ablate(a) => {
             let options = a.options();
@@ -260,6 +257,7 @@ fn run(cli: Cli, ui: Ui) -> Result<(), Error> {
             let (table, report) = ablate::run(&options, ui, &stop)?;
             let path = options.output.join("report.json");
             report.write(&path).map_err(|e| Error::io(&path, &e))?;
+            write_page(&options.output.join("report.html"), &report)?;
             print(&table)?;
         }
         Command::Package(a) => {
@@ -407,6 +405,10 @@ fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
         ));
     }
     show(plan, a.json)
+}
+
+fn write_page(path: &Path, report: &QualityReport) -> Result<(), Error> {
+    atomic::write_bytes(path, report.html().as_bytes()).map_err(|e| Error::io(path, &e))
 }
 
 /// Whether to go ahead: not after a dry run, which only shows the plan; and only where

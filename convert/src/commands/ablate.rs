@@ -189,7 +189,11 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
     }
     let students = eval::measure(&checkpoint, &sets, tokenizer.size(), entries, ui, stop)?;
     let report = eval::report(&checkpoint, &sets, students);
-    Ok((table(&report), report))
+    let lengths: Vec<Vec<usize>> = sets
+        .iter()
+        .map(|s| s.corpus.windows().iter().map(Vec::len).collect())
+        .collect();
+    Ok((table(&report, &lengths), report))
 }
 
 impl AblateOptions {
@@ -205,13 +209,14 @@ impl AblateOptions {
             tokens: self.tokens,
             window: self.window,
             jobs: self.jobs,
+            layers: None,
         }
     }
 }
 
 /// A row per student: KL and top-1 by set, the mean, and its ratio to the base with the
 /// same output layer, or with the plain one of the same bits.
-fn table(report: &QualityReport) -> String {
+fn table(report: &QualityReport, lengths: &[Vec<usize>]) -> String {
     let mut out = String::from("| matrices, output layer |");
     for set in &report.text {
         let _ = write!(out, " {} KL / top-1 |", set.name);
@@ -220,8 +225,8 @@ fn table(report: &QualityReport) -> String {
     out.push_str(&"---:|".repeat(report.text.len() + 3));
     out.push('\n');
     for student in &report.students {
-        let bits = if student.name.contains("LUT6") { 0 } else { 1 };
-        let base = format!("{BASE}, {}", HEADS[bits].0);
+        let head = usize::from(!student.name.contains("LUT6"));
+        let base = format!("{BASE}, {}", HEADS[head].0);
         let base = report.students.iter().find(|s| s.name == base);
         let _ = write!(out, "| {} |", student.name);
         for set in &student.sets {
@@ -234,7 +239,7 @@ fn table(report: &QualityReport) -> String {
         let p99 = student.sets.iter().map(|s| s.kl_p99).sum::<f64>() / student.sets.len() as f64;
         let _ = write!(out, " {:.4} | {p99:.2} |", student.mean_kl());
         if let Some(base) = base {
-            let (low, high) = interval(student, base);
+            let (low, high) = interval(student, base, lengths);
             let ratio = student.mean_kl() / base.mean_kl();
             let _ = write!(out, " {ratio:.3} [{low:.3}, {high:.3}] |");
         }
@@ -244,7 +249,8 @@ fn table(report: &QualityReport) -> String {
 }
 
 /// 95% interval of the ratio of two mean KL, by resampling windows within each set.
-fn interval(student: &Student, base: &Student) -> (f64, f64) {
+/// `lengths` has the tokens of each window of each set.
+fn interval(student: &Student, base: &Student, lengths: &[Vec<usize>]) -> (f64, f64) {
     let mut state = 1u64;
     let mut draw = |n: usize| {
         state ^= state << 13;
@@ -254,19 +260,67 @@ fn interval(student: &Student, base: &Student) -> (f64, f64) {
     };
     let mut ratios: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
-            let mut sums = [0.0; 2];
-            for (a, b) in student.sets.iter().zip(&base.sets) {
-                let n = a.kl_windows.len();
-                for _ in 0..n {
-                    let at = draw(n);
-                    sums[0] += a.kl_windows[at] / n as f64;
-                    sums[1] += b.kl_windows[at] / n as f64;
+            let mut means = [0.0; 2];
+            for ((a, b), lengths) in student.sets.iter().zip(&base.sets).zip(lengths) {
+                let mut sums = [0.0; 3];
+                for _ in lengths {
+                    let at = draw(lengths.len());
+                    let tokens = lengths[at] as f64;
+                    sums[0] += a.kl_windows[at] * tokens;
+                    sums[1] += b.kl_windows[at] * tokens;
+                    sums[2] += tokens;
                 }
+                means[0] += sums[0] / sums[2];
+                means[1] += sums[1] / sums[2];
             }
-            sums[0] / sums[1]
+            means[0] / means[1]
         })
         .collect();
     ratios.sort_by(f64::total_cmp);
     let at = |q: f64| ratios[(q * (RESAMPLES - 1) as f64).round() as usize];
     (at(0.025), at(0.975))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anemone_schemas::report::{Measured, SetQuality};
+
+    fn student(windows: &[f64]) -> Student {
+        let set = SetQuality {
+            set: "docs".into(),
+            tokens: 0,
+            kl_mean: 0.0,
+            kl_ci95: 0.0,
+            kl_windows: windows.to_vec(),
+            kl_median: 0.0,
+            kl_p90: 0.0,
+            kl_p99: 0.0,
+            kl_p999: 0.0,
+            kl_max: 0.0,
+            top1: 0.0,
+            ppl_teacher: None,
+            ppl_student: None,
+        };
+        Student {
+            name: String::new(),
+            measured: Measured::Simulator,
+            sets: vec![set],
+        }
+    }
+
+    #[test]
+    fn an_interval_holds_what_is_common_to_all_windows_and_spreads_with_the_rest() {
+        let lengths = vec![vec![100, 200, 50, 400]];
+        let base = student(&[0.1, 0.3, 0.2, 0.7]);
+        let half = student(&[0.05, 0.15, 0.1, 0.35]);
+        let (low, high) = interval(&half, &base, &lengths);
+        assert!((low - 0.5).abs() < 1e-9 && (high - 0.5).abs() < 1e-9);
+        let mixed = student(&[0.1, 0.15, 0.2, 0.35]);
+        let (low, high) = interval(&mixed, &base, &lengths);
+        assert!(
+            low >= 0.5 && high <= 1.0 && high - low > 0.1,
+            "{low} {high}"
+        );
+    }
 }

@@ -76,26 +76,32 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
     });
     clock.lap("affine");
 
-    for (method, dir) in [(Method::KMeans, "kmeans"), (Method::Gptq, "gptq")] {
+    for (method, dir) in [
+        (Method::KMeans, "kmeans"),
+        (Method::Gptq, "gptq"),
+        (Method::TwoSided, "two-sided"),
+    ] {
+        let last = method == Method::TwoSided;
         let store_dir = out.join(format!("{dir}.store"));
         let store = quantize::run(
             &QuantizeOptions {
                 model: model.clone(),
                 output: store_dir.clone(),
                 method,
-                guided: false,
+                guided: last,
                 bits: 4,
                 rules: Vec::new(),
                 calibration: Vec::new(),
                 tokens: CALIBRATION_TOKENS,
                 window: WINDOW,
                 jobs: options.jobs,
+                layers: None,
             },
             ui,
             stop,
         )?;
         clock.lap(&format!("quantize {dir}"));
-        let folder = if method == Method::Gptq {
+        let folder = if last {
             out.join("folder")
         } else {
             out.join(format!("{dir}.folder"))
@@ -116,7 +122,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
             name: name.clone(),
             candidate: Candidate::Folder(&engine),
         }];
-        if method == Method::Gptq {
+        if last {
             entries.push(Entry {
                 name,
                 candidate: Candidate::Weights(&simulator),

@@ -17,11 +17,7 @@ pub mod quantize;
 mod recipe;
 pub mod target;
 pub mod text;
+pub mod tune;
 pub mod verify;
 
-/// Whether a checkpoint's file of this name must be kept with the model: licences and
-/// notices.
-#[cfg(feature = "hub")]
-pub(crate) fn travels_with_model(name: &str) -> bool {
-    notices::travels(name)
-}
+pub(crate) use notices::travels as travels_with_model;

@@ -39,8 +39,8 @@ pub(super) struct Base {
     pub(super) language: Vec<String>,
 }
 
-/// Whether a file of this name is copied along.
-pub(super) fn travels(name: &str) -> bool {
+/// Whether a file of this name is copied along with a model.
+pub(crate) fn travels(name: &str) -> bool {
     let upper = name.to_ascii_uppercase();
     name == BASE_FILE
         || (name.bytes().all(|b| b.is_ascii_graphic())

@@ -50,6 +50,9 @@ pub struct Package {
     pub digest_root: String,
     /// Every file with size and digest.
     pub files: Vec<PackagedFile>,
+    /// The layers of a model that is not whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partial: Option<String>,
 }
 
 /// A file of a package.
@@ -144,6 +147,7 @@ pub fn describe(folder: &Path, manifest: Manifest) -> Result<Package, Error> {
         manifest,
         digest_root: digest_root(&files),
         files,
+        partial: Recipe::read(folder).and_then(|r| r.partial().map(Into::into)),
     })
 }
 

@@ -13,28 +13,28 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
-use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher, Weights};
-use anemone_schemas::checkpoint::Checkpoint;
-use anemone_schemas::exit::Exit;
+use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher};
+use anemone_schemas::checkpoint::{self, Checkpoint};
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
-use anemone_schemas::store::{DenseElem, Key, Provenance, Store, StoreWriter};
-use half::f16;
-use serde_json::{Map, Value};
+use anemone_schemas::store::{Provenance, Store, StoreWriter};
+use serde_json::Value;
 
 use super::notices;
 use super::text::{self, Budget};
 use crate::error::Error;
-use crate::quantize::{
-    CODE_VERSION, Calibration, Matrix, Method, OutputHessian, Quantizer, Settings,
-};
+use crate::quantize::{Method, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
+mod recipe;
 mod statistics;
+mod work;
 
-use statistics::{LABEL_SEED, Scratch, SiteStats, scratch_dir};
+use recipe::bits_of;
+pub use recipe::{BitsRule, Recipe};
+use statistics::{Scratch, SiteStats, scratch_dir};
+use work::{Context, Work, put_f16};
 
 /// File of the store with the largest magnitude at the input of each norm.
 pub(super) const MAGNITUDES_FILE: &str = "norm_magnitudes.json";
@@ -42,6 +42,9 @@ pub(super) const MAGNITUDES_FILE: &str = "norm_magnitudes.json";
 pub(crate) const CALIBRATION_FILE: &str = "calibration_text.json";
 /// File of the store that holds the model's spec.
 pub(super) const SPEC_FILE: &str = "model_spec.json";
+
+/// Setting of a store that holds only some layers, and so of no use but for trials.
+pub(super) const PARTIAL: &str = "layers";
 
 /// What to quantize and how.
 #[derive(Clone, Debug)]
@@ -66,79 +69,32 @@ pub struct QuantizeOptions {
     pub window: usize,
     /// Worker threads; the result does not depend on them.
     pub jobs: usize,
+    /// Only the first so many layers, for a trial.
+    pub layers: Option<usize>,
 }
 
-/// Other bits for the matrices whose name holds a text, written `TEXT=BITS`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BitsRule {
-    /// Part of a tensor's name, such as `lm_head` or `layers.0.`.
-    pub part: String,
-    /// Bits per weight.
-    pub bits: u8,
-}
-
-impl FromStr for BitsRule {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (part, bits) = text.rsplit_once('=').ok_or("expected TEXT=BITS")?;
-        let bits = bits.parse().map_err(|e| format!("`{bits}`: {e}"))?;
-        let part = part.to_string();
-        Ok(Self { part, bits })
-    }
-}
-
-/// What determines a store, apart from model and text.
-#[derive(Clone, Debug)]
-pub struct Recipe {
-    /// Store to make.
-    pub output: PathBuf,
-    /// How codes and tables are chosen.
-    pub method: Method,
-    /// Whether inputs count by the gradient of the loss, mixed half and half with all
-    /// counting the same.
-    pub guided: bool,
-    /// Damping, rounds and bits.
-    pub settings: Settings,
-    /// Exceptions to the bits; the last that fits counts.
-    pub rules: Vec<BitsRule>,
-    /// Whether the output layer is quantized too. Without it a store cannot be lowered, only
-    /// compared with others.
-    pub head: bool,
-}
-
-impl Recipe {
-    /// Whether the teacher must run backward for it.
-    fn needs_gradients(&self) -> bool {
-        self.guided || self.method == Method::TwoSided
+impl QuantizeOptions {
+    /// The checkpoint, cut off after [`Self::layers`].
+    pub(crate) fn open(&self) -> Result<Checkpoint, Error> {
+        let checkpoint = Checkpoint::open(&self.model)?;
+        Ok(match self.layers {
+            Some(layers) => checkpoint.first_layers(layers)?,
+            None => checkpoint,
+        })
     }
 
-    fn bits(&self, name: &str) -> u8 {
-        let fitting = self.rules.iter().rev().find(|r| name.contains(&r.part));
-        fitting.map_or(self.settings.bits, |rule| rule.bits)
+    /// Bits per weight of a matrix.
+    pub(crate) fn bits_of(&self, name: &str) -> u8 {
+        bits_of(&self.rules, self.bits, name)
     }
 
-    /// All that changes the result, for the store's provenance.
-    fn recorded(&self, corpus: &Corpus, window: usize) -> Result<Map<String, Value>, Error> {
-        let mut map = match serde_json::to_value(self.settings) {
-            Ok(Value::Object(map)) => map,
-            Ok(_) => Map::new(),
-            Err(e) => return Err(Error::unexpected(&e)),
+    /// Which layers a trial has, such as `0..2 of 36`.
+    fn partial(&self) -> Result<Option<Value>, Error> {
+        let Some(layers) = self.layers else {
+            return Ok(None);
         };
-        map.insert("guided".into(), self.guided.into());
-        if self.needs_gradients() {
-            map.insert("label_seed".into(), LABEL_SEED.into());
-        }
-        let rules = self.rules.iter().map(|r| (r.part.clone(), r.bits.into()));
-        let rules: Map<String, Value> = rules.collect();
-        if !rules.is_empty() {
-            map.insert("bits_for".into(), rules.into());
-        }
-        map.insert("calibration_tokens".into(), corpus.tokens().into());
-        map.insert("calibration_window".into(), window.into());
-        map.insert("calibration_seed".into(), text::SEED.into());
-        map.insert("code_version".into(), CODE_VERSION.into());
-        Ok(map)
+        let all = checkpoint::read_spec(&self.model)?.layers;
+        Ok(Some(format!("0..{layers} of {all}").into()))
     }
 }
 
@@ -174,7 +130,7 @@ pub fn run_all(
     ui: Ui,
     stop: &Stop,
 ) -> Result<Vec<Store>, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
+    let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let tokenizer = text::open_tokenizer(&options.model)?;
     let window = options.window.min(spec.max_position);
@@ -189,10 +145,14 @@ pub fn run_all(
     let mut stores = Vec::new();
     let mut works = Vec::new();
     for recipe in recipes {
+        let mut settings = recipe.recorded(&corpus, window)?;
+        if let Some(partial) = options.partial()? {
+            settings.insert(PARTIAL.into(), partial);
+        }
         let provenance = Provenance {
             source_fingerprint: checkpoint.fingerprint(),
             method: recipe.method.name().to_string(),
-            settings: recipe.recorded(&corpus, window)?,
+            settings,
             calibration: Some(corpus.fingerprint()),
             tool: crate::PRODUCER.to_string(),
         };
@@ -270,111 +230,6 @@ fn refuse_foreign_output(model: &Path, output: &Path) -> Result<(), Error> {
         .hint("choose another output folder, or pass `--overwrite`"));
     }
     Ok(())
-}
-
-/// A store in the making.
-struct Work<'a> {
-    recipe: &'a Recipe,
-    /// The provenance as text: part of every key.
-    seed: String,
-    writer: StoreWriter,
-    /// By bits.
-    quantizers: BTreeMap<u8, Quantizer>,
-}
-
-impl Work<'_> {
-    fn key(&self, name: &str) -> Key {
-        Key::of([b"lut".as_slice(), self.seed.as_bytes(), name.as_bytes()])
-    }
-
-    /// The matrices among `names` that are not in the store yet.
-    fn missing(&mut self, names: &[String]) -> Result<Vec<String>, Error> {
-        let mut missing = Vec::new();
-        let names = names.iter().filter(|n| self.recipe.head || *n != LM_HEAD);
-        for name in names {
-            let key = self.key(name);
-            if !self.writer.has_lut(name, &key)? {
-                missing.push(name.clone());
-            }
-        }
-        Ok(missing)
-    }
-
-    fn quantizer(&mut self, bits: u8, jobs: usize) -> Result<&Quantizer, Error> {
-        if !self.quantizers.contains_key(&bits) {
-            let settings = Settings {
-                bits,
-                ..self.recipe.settings
-            };
-            self.quantizers
-                .insert(bits, Quantizer::new(settings, jobs)?);
-        }
-        Ok(&self.quantizers[&bits])
-    }
-
-    /// Quantizes matrices that read from one site and puts them into the store.
-    fn site(
-        &mut self,
-        stats: &SiteStats,
-        names: &[String],
-        context: &Context<'_>,
-    ) -> Result<(), Error> {
-        let Some(first) = names.first() else {
-            return Ok(());
-        };
-        let inputs = match &stats.mixed {
-            Some(mixed) if self.recipe.guided => mixed,
-            _ => &stats.plain,
-        };
-        let calibration = Calibration {
-            name: first,
-            cols: inputs.cols,
-            hessian: &inputs.hessian,
-            sumsq: &inputs.sumsq,
-            rows: inputs.rows,
-        };
-        let (recipe, jobs) = (self.recipe, context.jobs);
-        let prepared = self
-            .quantizer(recipe.settings.bits, jobs)?
-            .prepare(calibration, recipe.method)?;
-        for name in names {
-            context.stop.check()?;
-            let (shape, data) = context.checkpoint.load(name)?;
-            let [rows, cols] = shape[..] else {
-                return Err(Error::bad_input(format!(
-                    "`{name}` is no matrix: {shape:?}"
-                )));
-            };
-            let matrix = Matrix {
-                name,
-                rows,
-                cols,
-                data: &data,
-            };
-            let output = stats.outputs.iter().find(|o| o.0 == *name);
-            let output = output.map(|(_, blocks)| OutputHessian { blocks });
-            let (lut, report) = self
-                .quantizer(recipe.bits(name), jobs)?
-                .quantize(matrix, &prepared, output)?;
-            if let Some(why) = &report.fallback {
-                context
-                    .ui
-                    .note(&format!("`{name}`: {why}; used {}", report.method));
-            }
-            self.writer.put_lut(name, &self.key(name), &lut, report)?;
-            context.stage.step(name);
-        }
-        Ok(())
-    }
-}
-
-/// What all works share while they quantize.
-struct Context<'a> {
-    checkpoint: &'a Checkpoint,
-    jobs: usize,
-    stage: &'a Stage,
-    ui: Ui,
-    stop: &'a Stop,
 }
 
 struct Job<'a> {
@@ -561,57 +416,5 @@ fn layer_names(layer: usize) -> [String; 7] {
 fn json<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| Error::unexpected(&e))?;
     bytes.push(b'\n');
-    Ok(bytes)
-}
-
-/// Puts a tensor of the checkpoint into a store in fp16.
-fn put_f16(
-    work: &mut Work<'_>,
-    checkpoint: &Checkpoint,
-    name: &str,
-    shape: &[usize],
-) -> Result<(), Error> {
-    let key = Key::of([b"f16".as_slice(), work.seed.as_bytes(), name.as_bytes()]);
-    if work.writer.has_dense(name, &key)? {
-        return Ok(());
-    }
-    let rows = shape[0] as u32;
-    let mut failed = None;
-    let put = work
-        .writer
-        .put_dense(name, &key, DenseElem::F16, shape, |out| {
-            for first in (0..rows).step_by(1024) {
-                let rows: Vec<u32> = (first..rows.min(first + 1024)).collect();
-                match to_f16(checkpoint, name, &rows) {
-                    Ok(bytes) => out.write_all(&bytes)?,
-                    Err(e) => {
-                        let message = e.message.clone();
-                        failed = Some(e);
-                        return Err(std::io::Error::other(message));
-                    }
-                }
-            }
-            Ok(())
-        });
-    match failed {
-        Some(e) => Err(e),
-        None => Ok(put?),
-    }
-}
-
-/// Rows of a tensor as little-endian fp16; what fp16 cannot hold is refused.
-fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, Error> {
-    let values = checkpoint.read_rows_f32(name, rows)?;
-    let mut bytes = Vec::with_capacity(values.len() * 2);
-    for v in values {
-        let h = f16::from_f32(v);
-        if h.is_infinite() {
-            return Err(Error::new(
-                Exit::Numerical,
-                format!("`{name}` holds {v}, which fp16 cannot"),
-            ));
-        }
-        bytes.extend_from_slice(&h.to_le_bytes());
-    }
     Ok(bytes)
 }

@@ -12,9 +12,11 @@ use anemone_schemas::manifest::MANIFEST_FILE;
 use anemone_schemas::store::{Key, Provenance, Store};
 use serde::{Deserialize, Serialize};
 
+use super::quantize::PARTIAL;
 use super::target::TargetOptions;
 use crate::error::Error;
 use crate::lower::{Chunks, TargetPlan};
+use crate::quantize::Method;
 
 /// Name of the file in a model folder.
 pub(super) const RECIPE_FILE: &str = "recipe.json";
@@ -62,6 +64,11 @@ impl Recipe {
         }
     }
 
+    /// The layers of a model that is not whole.
+    pub(super) fn partial(&self) -> Option<&str> {
+        self.store.settings.get(PARTIAL)?.as_str()
+    }
+
     /// Whether a folder is the finished result of this recipe.
     pub(super) fn is_finished(&self, folder: &Path) -> bool {
         folder.join(MANIFEST_FILE).is_file() && Self::read(folder).as_ref() == Some(self)
@@ -86,15 +93,38 @@ impl Recipe {
 
 fn quantize(provenance: &Provenance) -> String {
     let setting = |name: &str| provenance.settings.get(name);
-    let mut line = format!(
-        "anemone-convert quantize CHECKPOINT -o STORE --method {}",
-        provenance.method
-    );
+    let methods = [
+        Method::KMeansUnweighted,
+        Method::KMeans,
+        Method::Gptq,
+        Method::TwoSided,
+    ];
+    let method = methods.into_iter().find(|m| m.name() == provenance.method);
+    let method = match method {
+        Some(Method::KMeansUnweighted) => "kmeans-unweighted",
+        Some(Method::KMeans) => "kmeans",
+        Some(Method::Gptq) => "gptq",
+        Some(Method::TwoSided) => "two-sided",
+        None => &provenance.method,
+    };
+    let mut line = format!("anemone-convert quantize CHECKPOINT -o STORE --method {method}");
+    if let Some(guided) = setting("guided") {
+        let _ = write!(line, " --guided {guided}");
+    }
+    if let Some(rules) = setting("bits_for").and_then(|v| v.as_object()) {
+        for (part, bits) in rules {
+            let _ = write!(line, " --bits-for {part}={bits}");
+        }
+    }
     if let Some(bits) = setting("bits") {
         let _ = write!(line, " --bits {bits}");
     }
     if let Some(tokens) = setting("calibration_tokens") {
         let _ = write!(line, " --tokens {tokens}");
+    }
+    let partial = setting(PARTIAL).and_then(|v| v.as_str());
+    if let Some(layers) = partial.and_then(|text| text.split(' ').next()) {
+        let _ = write!(line, " --layers {layers}");
     }
     line
 }

@@ -17,7 +17,7 @@ use anemone_schemas::store::{DenseElem, Store};
 use super::files::{copy_range, digest_folder};
 use super::lint::first_error;
 use super::notices;
-use super::quantize::{MAGNITUDES_FILE, SPEC_FILE};
+use super::quantize::{MAGNITUDES_FILE, PARTIAL, SPEC_FILE};
 use super::recipe::Recipe;
 use super::text::open_tokenizer;
 use crate::error::Error;
@@ -57,6 +57,11 @@ pub struct TargetOptions {
     /// Scaling of norm inputs; by what the store's calibration saw if absent.
     pub prescale: Option<Prescale>,
 }
+
+/// Memory of an open tokenizer for every byte of `tokenizer.json`, measured with Qwen3's.
+const TOKENIZER_MEMORY: u64 = 12;
+/// The largest file of a tokenizer.
+const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Room left above the largest norm input that calibration saw.
 const MAGNITUDE_HEADROOM: f32 = 2.0;
@@ -103,7 +108,8 @@ pub(super) fn store_spec(store: &Store) -> Result<ModelSpec, Error> {
 pub(crate) struct Sizes {
     /// Names and bytes, exact for programs and embedding.
     pub(crate) files: Vec<(String, u64)>,
-    /// Memory that the dearest program takes to make, in bytes.
+    /// Most memory of the command in bytes: the dearest program's or the tokenizer's,
+    /// which are not in memory together.
     pub(crate) peak_memory: u64,
 }
 
@@ -117,7 +123,8 @@ pub(crate) fn sizes(options: &TargetOptions) -> Result<Sizes, Error> {
     let vocab = open_tokenizer(store.dir())?.size();
     let plan = options.plan(&store, &spec, vocab)?;
     let mut files = Vec::new();
-    let mut peak_memory = 0;
+    let tokenizer = fs::metadata(store.dir().join(TOKENIZER_FILE)).map_or(0, |m| m.len());
+    let mut peak_memory = TOKENIZER_MEMORY * tokenizer;
     for (i, chunk) in plan.chunks.iter().enumerate() {
         let size = chunk_size(&store, &plan, chunk)?;
         let layers = format!("layers {}..{}", chunk.layers.start, chunk.layers.end);
@@ -137,7 +144,8 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     let spec = store_spec(&store)?;
     let source = open_tokenizer(store.dir())?;
     source.check_fits(spec.vocab)?;
-    let tokenizer_vocab = source.size();
+    let (tokenizer_vocab, tokenizer_files) = (source.size(), source.files().to_vec());
+    drop(source);
     let plan = options.plan(&store, &spec, tokenizer_vocab)?;
     let recipe = Recipe::new(options, &store, &plan);
     if recipe.is_finished(&options.output) {
@@ -188,7 +196,7 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     let tokenizer_dir = work.path().join(TOKENIZER_DIR);
     if !work.has(TOKENIZER_DIR)? {
         fs::create_dir(&tokenizer_dir).map_err(|e| Error::io(&tokenizer_dir, &e))?;
-        for name in source.files() {
+        for name in tokenizer_files {
             let (from, to) = (store.dir().join(name), tokenizer_dir.join(name));
             fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
         }
@@ -211,7 +219,10 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
         format: MANIFEST_VERSION,
         producer: crate::PRODUCER.to_string(),
         model: ModelInfo {
-            name: options.name.clone(),
+            name: match provenance.settings.get(PARTIAL).and_then(|v| v.as_str()) {
+                Some(layers) => format!("{} (partial: layers {layers})", options.name),
+                None => options.name.clone(),
+            },
             architecture: format!("{:?}", spec.architecture),
             hidden: spec.hidden,
             layers: spec.layers,

@@ -22,11 +22,11 @@ pub struct ChunkSize {
     pub operations: usize,
 }
 
-/// Memory of the program itself, its libraries and their buffers.
-const BASE_MEMORY: u64 = 12_000_000;
+/// Memory of a process that does nothing yet, and of the buffer weights pass through.
+const BASE_MEMORY: u64 = 8_500_000;
 /// Memory of an operation: itself, its values and decomposition, and what lint and
 /// writer keep of it. Measured; see `docs/benchmarks.md`.
-const MEMORY_PER_OPERATION: u64 = 2_000;
+const MEMORY_PER_OPERATION: u64 = 675;
 
 impl ChunkSize {
     /// Most memory that lowering, linting and writing the chunk take, in bytes; weights

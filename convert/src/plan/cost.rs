@@ -5,10 +5,12 @@ use std::path::Path;
 
 use anemone_schemas::checkpoint::{Checkpoint, Head};
 use anemone_schemas::lut::LutShape;
+use anemone_schemas::manifest::Manifest;
 use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Site};
 
 use super::{Plan, Step, Work};
 use crate::commands::demo::DemoOptions;
+use crate::commands::drafter::DrafterOptions;
 use crate::commands::eval::EvalOptions;
 use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
@@ -52,11 +54,11 @@ const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid
 /// # Errors
 /// A checkpoint that cannot be used, or settings out of range.
 pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
+    let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let group = Settings::default().group_rows;
-    let bytes = |[rows, cols]: [usize; 2]| -> Result<u64, Error> {
-        LutShape::new(rows, cols, options.bits, group)
+    let bytes = |name: &str, [rows, cols]: [usize; 2]| -> Result<u64, Error> {
+        LutShape::new(rows, cols, options.bits_of(name), group)
             .map(|shape| shape.file_len())
             .map_err(|e| Error::usage(e.to_string()))
     };
@@ -68,9 +70,17 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         } else {
             0.0
         },
+        refinement: if options.method == Method::TwoSided {
+            product(shape) * shape[1] as f64
+        } else {
+            0.0
+        },
         ..Work::default()
     };
     let factor = |cols: usize| if gptq { (cols as f64).powi(3) } else { 0.0 };
+    let gradients = options.guided || options.method == Method::TwoSided;
+    // Backward costs two products where forward costs one, after a forward of its own.
+    let passes = if gradients { 4.0 } else { 1.0 };
     let tokens = options.tokens as f64;
     let window = options.window.min(spec.max_position);
 
@@ -84,7 +94,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         },
     )];
     for layer in 0..spec.layers {
-        let mut products = tokens * layer_products(spec, window);
+        let mut products = tokens * layer_products(spec, window) * passes;
         let mut factors = 0.0;
         for site in SITES {
             products += tokens * (site.width(spec) as f64).powi(2) / 2.0;
@@ -97,15 +107,16 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         };
         steps.push(Step::new(format!("layer {layer}: statistics"), 0, teacher));
         for linear in Linear::ALL {
-            let shape = linear.shape(spec);
-            steps.push(Step::new(linear.tensor(layer), bytes(shape)?, work(shape)));
+            let (name, shape) = (linear.tensor(layer), linear.shape(spec));
+            let bytes = bytes(&name, shape)?;
+            steps.push(Step::new(name, bytes, work(shape)));
         }
     }
     let head = [spec.vocab, spec.hidden];
     let mut head_work = work(head);
     head_work.products = tokens * (spec.hidden as f64).powi(2) / 2.0;
     head_work.factors = factor(spec.hidden);
-    steps.push(Step::new(LM_HEAD, bytes(head)?, head_work));
+    steps.push(Step::new(LM_HEAD, bytes(LM_HEAD, head)?, head_work));
     let norms: usize = spec
         .architecture
         .norms()
@@ -132,16 +143,24 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         .max()
         .unwrap_or(0);
     let at_head = spec.vocab * spec.hidden * 13 + spec.hidden.pow(2) * 28 + hidden * 2;
-    let in_layer = layer_memory(spec) as usize + hidden + hessians;
-    let in_matrices = hidden + hessians + largest;
+    // With gradients, theirs beside the values, and two Hessians of each site.
+    let twice = if gradients { 2 } else { 1 };
+    let in_layer = (layer_memory(spec) as usize + hidden + hessians) * twice;
+    let in_matrices = (hidden + hessians) * twice + largest;
     plan.peak_memory = BASE_MEMORY + TEXT_MEMORY + in_layer.max(in_matrices).max(at_head) as u64;
     plan.output = Some(options.output.clone());
+    if gradients {
+        plan.scratch_bytes = (hidden * spec.layers) as u64;
+    }
     plan.notes.extend(checkpoint.notes().iter().cloned());
-    for ignored in checkpoint.ignored() {
+    if let Some(layers) = options.layers {
         plan.notes.push(format!(
-            "`{}` is left aside: {}",
-            ignored.tensor, ignored.reason
+            "only the first {layers} layers: the result is marked as partial"
         ));
+    } else {
+        let ignored = checkpoint.ignored().iter();
+        let ignored = ignored.map(|i| format!("`{}` is left aside: {}", i.tensor, i.reason));
+        plan.notes.extend(ignored);
     }
     if checkpoint.head() == Head::Tied {
         plan.notes.push(format!(
@@ -187,6 +206,42 @@ pub fn target(options: &TargetOptions) -> Result<Plan, Error> {
     let mut plan = Plan::new("target", steps)?;
     plan.peak_memory = sizes.peak_memory;
     plan.output = Some(options.output.clone());
+    Ok(plan)
+}
+
+/// The plan of `drafter`. The program has at most the bytes of the drafter's checkpoint
+/// and of an output layer.
+///
+/// # Errors
+/// A target that is no model folder.
+pub fn drafter(options: &DrafterOptions) -> Result<Plan, Error> {
+    let manifest = Manifest::read(&options.target)?;
+    let m = &manifest.model;
+    let table = (m.vocab * m.hidden) as u64 * 2;
+    let bytes = weights_len(&options.drafter) + table;
+    let hash = Work {
+        hashed: 2.0 * bytes as f64,
+        ..Work::default()
+    };
+    let mut steps = vec![Step::new("drafter program", bytes, hash)];
+    if options.output.is_some() {
+        let whole = manifest.files.values().map(|f| f.bytes).sum();
+        steps.push(Step::new(
+            "copy of the model folder",
+            whole,
+            Work::default(),
+        ));
+    }
+    let mut plan = Plan::new("drafter", steps)?;
+    // Tables are compared and converted in f32.
+    plan.peak_memory = BASE_MEMORY + 2 * table;
+    plan.scratch_bytes = bytes;
+    plan.output = Some(
+        options
+            .output
+            .clone()
+            .unwrap_or_else(|| options.target.clone()),
+    );
     Ok(plan)
 }
 

@@ -12,10 +12,12 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anemone_memguard::{Budget, human_bytes, require_disk};
+use anemone_schemas::atomic::partial_path;
 use serde::Serialize;
 
-pub use cost::{demo, eval, package, quantize, synth, target};
+pub use cost::{demo, drafter, eval, package, quantize, synth, target};
 
+use crate::commands::files::list;
 use crate::error::Error;
 use speed::Speed;
 
@@ -30,6 +32,8 @@ pub struct Plan {
     pub output: Option<PathBuf>,
     /// Bytes it writes in all.
     pub output_bytes: u64,
+    /// Bytes it needs beside the output while it runs.
+    pub scratch_bytes: u64,
     /// Anonymous memory at the dearest moment, bytes.
     pub peak_memory: u64,
     /// Memory that may be used now, bytes; the tightest of machine, cgroup and limits.
@@ -62,6 +66,8 @@ struct Work {
     points: f64,
     /// Multiply-adds of GPTQ.
     feedback: f64,
+    /// Rows times squared columns of matrices that are refined in the loss's metric.
+    refinement: f64,
     /// Cubes of the widths of factored Hessians.
     factors: f64,
     /// Bytes read and hashed.
@@ -74,10 +80,11 @@ impl Work {
             products,
             points,
             feedback,
+            refinement,
             factors,
             hashed,
         } = self;
-        products + points + feedback + factors + hashed == 0.0
+        products + points + feedback + refinement + factors + hashed == 0.0
     }
 }
 
@@ -99,6 +106,7 @@ impl Plan {
             output: None,
             output_bytes: steps.iter().map(|s| s.bytes).sum(),
             steps,
+            scratch_bytes: 0,
             peak_memory: 0,
             available_memory: Budget::now()?.available,
             seconds: None,
@@ -148,7 +156,13 @@ impl Plan {
     pub fn require(&self) -> Result<(), Error> {
         Budget::now()?.require(self.peak_memory)?;
         if let Some(output) = &self.output {
-            require_disk(output, self.output_bytes)?;
+            // What an interrupted run has written already needs no more room.
+            let there = match self.command {
+                "download" => 0,
+                _ => bytes_below(output) + bytes_below(&partial_path(output)),
+            };
+            let needed = self.output_bytes.saturating_sub(there) + self.scratch_bytes;
+            require_disk(output, needed)?;
         }
         Ok(())
     }
@@ -168,6 +182,10 @@ impl Plan {
             self.output_bytes,
             human_bytes(self.output_bytes)
         );
+        if self.scratch_bytes > 0 {
+            let scratch = human_bytes(self.scratch_bytes);
+            let _ = writeln!(out, "scratch   {scratch}, removed at the end");
+        }
         let _ = writeln!(
             out,
             "memory    {} at most, {} available",
@@ -182,6 +200,13 @@ impl Plan {
         }
         out
     }
+}
+
+/// Bytes of all files below a folder, 0 if there is none.
+fn bytes_below(folder: &Path) -> u64 {
+    let files = list(folder).unwrap_or_default();
+    let sizes = files.iter().filter_map(|f| folder.join(f).metadata().ok());
+    sizes.map(|meta| meta.len()).sum()
 }
 
 /// `35 s`, `12 min`, `3 h 20 min`.

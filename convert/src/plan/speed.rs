@@ -13,6 +13,8 @@ use crate::quantize::{Calibration, Matrix, Method, Quantizer, Settings};
 /// Width of the matrices that are measured on, a quarter of a large model's.
 const COLS: usize = 1024;
 const ROWS: usize = 512;
+/// Refinement takes much longer for each row.
+const FEW_ROWS: usize = 64;
 
 /// Units of [`Work`] in a second.
 #[derive(Clone, Copy, Debug)]
@@ -49,15 +51,22 @@ impl Speed {
             data: &values,
         };
         let quantizer = Quantizer::new(Settings::default(), 0)?;
-        let timed = |method| -> Result<(f64, f64), Error> {
+        let timed = |method, matrix| -> Result<(f64, f64), Error> {
             let start = Instant::now();
             let prepared = quantizer.prepare(calibration, method)?;
             let ready = start.elapsed().as_secs_f64();
             quantizer.quantize(matrix, &prepared, None)?;
             Ok((ready, start.elapsed().as_secs_f64() - ready))
         };
-        let (_, kmeans) = timed(Method::KMeans)?;
-        let (factor, gptq) = timed(Method::Gptq)?;
+        let (_, kmeans) = timed(Method::KMeans, matrix)?;
+        let (factor, gptq) = timed(Method::Gptq, matrix)?;
+        let few = Matrix {
+            rows: FEW_ROWS,
+            data: &values[..FEW_ROWS * COLS],
+            ..matrix
+        };
+        let (_, refined) = timed(Method::TwoSided, few)?;
+        let refined = refined - gptq * FEW_ROWS as f64 / ROWS as f64;
         let start = Instant::now();
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let mut hash = Sha256::new();
@@ -71,6 +80,7 @@ impl Speed {
             products,
             points: (ROWS * COLS) as f64 / kmeans,
             feedback: ROWS as f64 * cols * cols / (gptq - kmeans).max(gptq / 10.0),
+            refinement: FEW_ROWS as f64 * cols * cols / refined.max(1e-6),
             factors: cols.powi(3) / factor,
             hashed,
         }))
@@ -81,6 +91,7 @@ impl Speed {
         work.products / speed.products
             + work.points / speed.points
             + work.feedback / speed.feedback
+            + work.refinement / speed.refinement
             + work.factors / speed.factors
             + work.hashed / speed.hashed
     }

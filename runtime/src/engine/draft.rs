@@ -26,7 +26,8 @@ pub struct Guess {
 pub trait Draft {
     /// Takes in the taps of rows that are now part of the text, in order: row `r` of
     /// `taps[t]` (`[1, w, 1, D]` f16, by tapped layer ascending) is the token at
-    /// `position`. `rows` holds pairs of row and position.
+    /// `position`. `rows` holds pairs of row and position. A position may come again:
+    /// what was said of it and of those after it no longer holds.
     ///
     /// # Errors
     /// A program that fails.

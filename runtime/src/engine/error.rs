@@ -90,6 +90,17 @@ pub enum EngineError {
         /// Rows of the table.
         vocab: usize,
     },
+    /// A drafter whose guesses are hardly ever right.
+    #[error(
+        "this drafter does not match this target: {accepted:.2} of its tokens were accepted \
+         per cycle on a fixed prompt, at least {floor} expected"
+    )]
+    Mismatch {
+        /// Accepted tokens per cycle.
+        accepted: f64,
+        /// What a drafter must reach.
+        floor: f64,
+    },
     /// Nothing to continue.
     #[error("the prompt is empty")]
     EmptyPrompt,

@@ -19,6 +19,7 @@ mod error;
 mod generate;
 mod inputs;
 mod lookup;
+mod selftest;
 mod session;
 mod speculate;
 
@@ -39,7 +40,7 @@ pub use generate::{Finish, Generated};
 pub use inputs::Row;
 pub use lookup::Lookup;
 pub use session::{Answer, Options, Session};
-pub use speculate::{Depth, Statistics, Switch};
+pub use speculate::{Depth, Statistics, Switch, check_drafts};
 
 use inputs::Buffers;
 
@@ -58,6 +59,8 @@ pub struct Engine {
     tokenizer: TokenizerFolder,
     embedding: MappedFile,
     chunks: Vec<LoadedChunk>,
+    /// Why the host chooses ids although the programs do, if so.
+    host_choice: Option<String>,
 }
 
 /// A chunk's program and the functions compiled so far, by context and width.
@@ -149,12 +152,20 @@ impl Engine {
                 })
             })
             .collect::<Result<_, EngineError>>()?;
-        Ok(Self {
+        let mut engine = Self {
             tokenizer: TokenizerFolder::open(&folder.join(TOKENIZER_DIR))?,
             manifest,
             embedding,
             chunks,
-        })
+            host_choice: None,
+        };
+        engine.host_choice = selftest::wrong_choice(&engine)?;
+        Ok(engine)
+    }
+
+    /// What the user must know of how this folder runs here.
+    pub fn warning(&self) -> Option<&str> {
+        self.host_choice.as_deref()
     }
 
     /// What the folder says of itself.
@@ -277,10 +288,7 @@ impl Engine {
         let scores = scores.ok_or(EngineError::NoIds)?;
         let known = self.manifest.model.tokenizer_vocab;
         let ids = match ids {
-            None => (0..rows.len())
-                .map(|row| best(&scores, row, known))
-                .collect(),
-            Some(ids) => {
+            Some(ids) if self.host_choice.is_none() => {
                 let Data::U32(ids) = ids.data() else {
                     return Err(EngineError::NoIds);
                 };
@@ -295,6 +303,9 @@ impl Engine {
                 })
                 .collect()
             }
+            _ => (0..rows.len())
+                .map(|row| best(&scores, row, known))
+                .collect(),
         };
         Ok(Step {
             ids,

@@ -77,6 +77,8 @@ struct Request<'a> {
     options: Options,
     /// Known tokens; the last one is not processed.
     text: Vec<u32>,
+    /// The token after them, if the last cycle ended at a side.
+    presumed: Option<u32>,
     statistics: Statistics,
 }
 
@@ -134,6 +136,7 @@ impl Session {
             engine,
             options: *options,
             text: prompt.to_vec(),
+            presumed: None,
             statistics: Statistics::default(),
         };
         if options.max_tokens == 0 {
@@ -206,14 +209,25 @@ impl Session {
             engine,
             options,
             text,
+            presumed,
             statistics,
         } = request;
-        let place = engine.place(self.tokens.len(), text.len());
+        let root = text.len() - 1;
+        let place = engine.place(root);
         let free = place.width.min(64) - (text.len() - place.offset);
-        let most = free.min(wanted - 1).min(options.max_draft);
+        // What a side told is the first guess, and drafts go on from there.
+        let room = free.min(wanted - 1);
+        let first = presumed.take().filter(|_| room > 0);
+        let lead = usize::from(first.is_some());
+        let most = (room - lead).min(options.max_draft);
         let drafted = most > 0 && (!options.adapt || self.pace.drafts());
         let guesses = match &mut self.draft {
-            Some(draft) if drafted => known(draft.propose(text, most)?, most, engine),
+            Some(draft) if drafted => {
+                text.extend(first);
+                let guesses = draft.propose(text, most)?;
+                text.truncate(root + 1);
+                known(guesses, most, engine)
+            }
             _ => Vec::new(),
         };
         statistics.draft_time += start.elapsed();
@@ -223,28 +237,33 @@ impl Session {
         } else {
             0.0
         };
-        let sides = options.sides && place.sides;
-        let choice = choose(&guesses, &self.calibration, sides, free, least);
-        let plan = Plan::new(text, place.offset, choice.chain, choice.sides);
+        let calibration = &mut self.calibration;
+        let choice = choose(&guesses, calibration, options.sides, free - lead, least);
+        let chain = first.into_iter().chain(choice.chain).collect();
+        let mut sides = choice.sides;
+        for side in &mut sides {
+            side.depth += lead;
+        }
+        let plan = Plan::new(text, place.offset, chain, sides);
         let step = engine.step(&mut self.cache, plan.offset, &plan.rows)?;
         let walk = walk(&plan, &step.ids);
 
-        let root = text.len() - 1;
         let drafting = Instant::now();
         if let Some(draft) = &mut self.draft {
             let rows: Vec<_> = walk.used.iter().copied().zip(root..).collect();
             draft.extend(&step.taps, &rows)?;
         }
         statistics.draft_time += drafting.elapsed();
-        self.calibration
-            .record(&guesses, walk.right, walk.new[walk.right]);
+        if let Some(right) = walk.right.checked_sub(lead) {
+            calibration.record(&guesses, right, walk.new[walk.right]);
+        }
+        // Root and right guesses are where they belong; the last new token is the next
+        // root.
         text.extend(&walk.new);
-        // A side that was right is in a slot that is not its position.
-        let in_place = root + 1 + walk.right;
-        self.tokens
-            .extend_from_slice(&text[self.tokens.len()..in_place]);
+        self.tokens.extend_from_slice(&text[root..text.len() - 1]);
+        *presumed = walk.presumed;
 
-        statistics.count(&plan, &walk);
+        statistics.count(&plan, &walk, lead);
         statistics.plain_cycles += usize::from(!drafted || self.draft.is_none());
         let whole = start.elapsed();
         statistics.verify_time += step.programs;
@@ -255,7 +274,7 @@ impl Session {
             let switch = self.pace.record(&Cycle {
                 drafted,
                 rows: plan.rows.len(),
-                tokens: walk.new.len(),
+                tokens: walk.new.len() - lead.min(walk.right) + walk.side.iter().count(),
                 verify: step.programs.as_secs_f64() * 1e3,
                 whole: whole.as_secs_f64() * 1e3,
             });
@@ -296,31 +315,23 @@ fn known(mut guesses: Vec<Guess>, most: usize, engine: &Engine) -> Vec<Guess> {
 struct Place {
     offset: usize,
     width: usize,
-    /// Whether the next call could replay one more token than usual.
-    sides: bool,
 }
 
 impl Engine {
-    /// The verify call of a text of `known` tokens of which `valid` are in the cache:
-    /// from the last multiple of the grid on, and narrower or earlier where the largest
-    /// context ends.
-    fn place(&self, valid: usize, known: usize) -> Place {
+    /// The verify call that processes the token at `root`: from the last multiple of the
+    /// grid on, and narrower or earlier where the largest context ends.
+    fn place(&self, root: usize) -> Place {
         let (grid, max) = (self.manifest.offset_multiple, self.max_context());
         let widths = &self.manifest.widths;
         let wide = widths.iter().copied().find(|&w| w >= VERIFY_ROWS);
         let wide = wide.or(widths.last().copied()).unwrap_or(1);
-        let offset = valid / grid * grid;
-        let fits = |w: &usize| *w <= wide && offset + w <= max && offset + w >= known;
+        let offset = root / grid * grid;
+        let fits = |w: &usize| *w <= wide && offset + w <= max;
         match widths.iter().copied().rev().find(fits) {
-            Some(width) => Place {
-                offset,
-                width,
-                sides: width > grid,
-            },
+            Some(width) => Place { offset, width },
             None => Place {
-                offset: offset.min(max.saturating_sub(wide) / grid * grid),
+                offset: max.saturating_sub(wide) / grid * grid,
                 width: wide,
-                sides: wide > grid,
             },
         }
     }

@@ -11,3 +11,8 @@ pub mod atomic;
 pub mod lut;
 #[path = "../../src/mapped.rs"]
 pub mod mapped;
+
+/// As in the crate's root.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

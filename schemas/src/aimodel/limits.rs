@@ -18,5 +18,6 @@ pub(crate) const MAX_REGION_DEPTH: usize = 64;
 /// Largest alignment a section or blob may ask for: that of the buffer Apple's loader
 /// reads files into, which refuses more.
 pub(crate) const MAX_ALIGNMENT: u64 = 16;
-/// Longest `metadata.json`.
-pub(crate) const MAX_METADATA: usize = 1 << 20;
+/// Longest `metadata.json`. Those of Apple's exporter have 200 bytes; an object of eight
+/// bytes takes a hundred times as much memory.
+pub(crate) const MAX_METADATA: usize = 1 << 16;

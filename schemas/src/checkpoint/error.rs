@@ -243,6 +243,16 @@ pub enum Error {
         /// The element.
         value: f32,
     },
+    /// More layers asked for than there are, or none.
+    #[error("{asked} layers asked for of the {found} in `{}`", dir.display())]
+    TooManyLayers {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// Layers asked for.
+        asked: usize,
+        /// Layers there are.
+        found: usize,
+    },
     /// A shard was replaced or rewritten while it was in use.
     #[error("`{}` changed while it was being read", path.display())]
     Changed {

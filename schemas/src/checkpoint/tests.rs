@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::spec::{FINAL_NORM, Linear, RopeKind};
+use crate::spec::{Architecture, FINAL_NORM, Linear, RopeKind};
 
 /// A two-layer model of random-looking bf16 weights in its own folder.
 struct Toy {
@@ -223,6 +223,43 @@ fn a_config_that_asks_for_something_else_is_refused_by_key() {
             other => panic!("{key}: {other}"),
         }
     }
+}
+
+#[test]
+fn a_llama_has_no_head_norms_and_may_leave_out_the_head_width() {
+    let mut toy = Toy::new();
+    toy.set("model_type", "llama".into())
+        .set("architectures", json!(["LlamaForCausalLM"]))
+        .set("head_dim", Value::Null);
+    let heads = |name: &String| name.contains("q_norm") || name.contains("k_norm");
+    assert_eq!(toy.tensors.keys().filter(|n| heads(n)).count(), 4);
+    toy.tensors.retain(|name, _| !heads(name));
+    let checkpoint = toy.write().open().unwrap();
+    assert_eq!(checkpoint.spec().head_dim, 4);
+    assert_eq!(checkpoint.spec().architecture, Architecture::Llama);
+
+    for (key, value) in [
+        ("mlp_bias", json!(true)),
+        ("architectures", json!(["Qwen3ForCausalLM"])),
+    ] {
+        let mut other = Toy::new();
+        other
+            .set("model_type", "llama".into())
+            .set("architectures", Value::Null);
+        other.set(key, value).write_config();
+        let found = read_spec(other.path()).unwrap_err();
+        assert!(
+            matches!(&found, Error::Unsupported { key: k, .. } if k == key),
+            "{found}"
+        );
+    }
+    toy.set("num_attention_heads", 3.into()).write_config();
+    let found = read_spec(toy.path()).unwrap_err();
+    let key = "num_attention_heads";
+    assert!(
+        matches!(&found, Error::BadValue { key: k, .. } if k == key),
+        "{found}"
+    );
 }
 
 #[test]

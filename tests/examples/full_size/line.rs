@@ -49,11 +49,14 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
         model: checkpoint.clone(),
         output: store.clone(),
         method: Method::KMeans,
+        guided: false,
         bits: 4,
+        rules: Vec::new(),
         calibration: Vec::new(),
         tokens: 256,
         window: 128,
         jobs: 2,
+        layers: None,
     };
     quantize::run(&options, Ui::Quiet, &stop)?;
     println!("quantize --method kmeans: {}", step.end());
@@ -69,7 +72,6 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
         forms: Forms::default(),
         prescale: None,
     };
-    print!("target --dry-run:\n{}", target::dry_run(&options)?);
     let step = Measure::start();
     let manifest = target::run(&options, Ui::Quiet, &stop)?;
     println!("target: {}", step.end());

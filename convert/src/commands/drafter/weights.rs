@@ -220,17 +220,16 @@ impl<'a> Tables<'a> {
         } else {
             None
         };
-        let confidence = match spec.confidence {
-            None => None,
-            Some(_) => {
-                let mut hidden = vector(drafter::CONFIDENCE)?;
-                let markov = hidden.split_off(spec.hidden);
-                Some(ConfidenceWeights {
-                    hidden,
-                    markov,
-                    bias: vector(drafter::CONFIDENCE_BIAS)?[0],
-                })
-            }
+        let confidence = if spec.confidence.is_some() {
+            let mut hidden = vector(drafter::CONFIDENCE)?;
+            let markov = hidden.split_off(spec.hidden);
+            Some(ConfidenceWeights {
+                hidden,
+                markov,
+                bias: vector(drafter::CONFIDENCE_BIAS)?[0],
+            })
+        } else {
+            None
         };
         let head = match head {
             DrafterHead::Chunk => self.chunk_head(module)?,
@@ -339,19 +338,16 @@ impl Writer<'_> {
         if self.tables.checkpoint.has(drafter::LM_HEAD) {
             return self.linear(module, drafter::LM_HEAD);
         }
-        match self.tables.model {
-            Some(model) => self.matrix(module, Source::Model(model), drafter::LM_HEAD),
-            None => {
-                let path = self.tables.table_path();
-                let shape = self.tables.manifest.embedding.shape;
-                let part = Part::F16(BlobData::File {
-                    path,
-                    offset: 0,
-                    len: 2 * shape.iter().product::<usize>() as u64,
-                });
-                Ok(Linear::register(module, drafter::LM_HEAD, shape, part))
-            }
+        if let Some(model) = self.tables.model {
+            return self.matrix(module, Source::Model(model), drafter::LM_HEAD);
         }
+        let shape = self.tables.manifest.embedding.shape;
+        let part = Part::F16(BlobData::File {
+            path: self.tables.table_path(),
+            offset: 0,
+            len: 2 * shape.iter().product::<usize>() as u64,
+        });
+        Ok(Linear::register(module, drafter::LM_HEAD, shape, part))
     }
 
     fn matrix(

@@ -44,7 +44,9 @@ pub fn run_apple(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<(), Err
     let spec = store_spec(&store)?;
     let tokenizer = open_tokenizer(store.dir())?;
     tokenizer.check_fits(spec.vocab)?;
-    let mut plan = options.plan(&store, &spec, tokenizer.size())?;
+    let (known, files) = (tokenizer.size(), tokenizer.files().to_vec());
+    drop(tokenizer);
+    let mut plan = options.plan(&store, &spec, known)?;
     plan.widths = APPLE_WIDTHS.to_vec();
     let staged = AtomicDir::create(&options.output).map_err(|e| {
         Error::new(Exit::Usage, e.to_string())
@@ -75,7 +77,7 @@ pub fn run_apple(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<(), Err
     stop.check()?;
     let folder = staged.path().join(TOKENIZER_DIR);
     fs::create_dir(&folder).map_err(|e| Error::io(&folder, &e))?;
-    for file in tokenizer.files() {
+    for file in files {
         let (from, to) = (store.dir().join(file), folder.join(file));
         fs::copy(&from, &to).map_err(|e| Error::io(&from, &e))?;
     }

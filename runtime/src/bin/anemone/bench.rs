@@ -127,6 +127,7 @@ impl Series {
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    output::warn(engine.warning());
     let (p, n) = (args.prompt_tokens.max(1), args.new_tokens.max(1));
     if p + n >= engine.max_context() {
         return Err(End::bad_input(
@@ -154,13 +155,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
         Some(path) => text_ids(&engine, path, p)?,
     };
     let (mut plain, mut drafted) = (Vec::new(), Vec::new());
-    let mut source = "off";
+    let drafts = args.drafts.open(&args.model, &engine)?;
     for trial in 0..=args.repeat {
         let answer = decode(&engine, Session::new(&engine, None), &prompt, args)?;
-        let session = args.drafts.session(&engine)?;
-        source = session.1;
-        let with = (source != "off")
-            .then(|| decode(&engine, session.0, &prompt, args))
+        let with = (drafts.name != "off")
+            .then(|| decode(&engine, drafts.session(&engine), &prompt, args))
             .transpose()?;
         if trial > 0 {
             plain.push(answer.statistics);
@@ -169,7 +168,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
     }
     let series = |of: fn(&Statistics) -> f64| Series::new(plain.iter().map(of).collect());
     let decode = series(Statistics::tokens_per_second);
-    let drafts = DraftReport::new(source, drafted, decode.median);
+    let drafts = DraftReport::new(drafts.name, drafted, decode.median);
     let widths = engine.manifest().widths.clone();
     let full = widths.iter().map(|&w| (w, w));
     let part = [1, 2, 4, 8, 12].into_iter().filter(|n| *n < widths[0]);

@@ -56,8 +56,10 @@ fn message(role: &str, content: &str) -> ChatMessage {
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    output::warn(engine.warning());
     let interrupt = Interrupt::install()?;
-    let (mut session, draft) = args.drafts.session(&engine)?;
+    let drafts = args.drafts.open(&args.model, &engine)?;
+    let mut session = drafts.session(&engine);
     let options = args.drafts.options(args.max_tokens);
     let mut talk = Conversation::new(args.system.as_deref());
     output::note(HELP);
@@ -85,7 +87,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<Exit, End> {
                 interrupt.lower();
                 let statistics = turn(&engine, &mut session, &mut talk, &options, &interrupt)?;
                 if let Some(statistics) = statistics.filter(|_| args.stats) {
-                    output::note(Summary::new(draft, statistics).render().trim_end());
+                    output::note(Summary::new(drafts.name, statistics).render().trim_end());
                 }
             }
         }

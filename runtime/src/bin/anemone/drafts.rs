@@ -1,13 +1,19 @@
 //! Where drafts come from, and what they gave.
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anemone_runtime::engine::{Draft, Engine, Lookup, Options, Session, Statistics};
+use anemone_runtime::engine::{
+    Draft, DrafterProgram, Engine, EngineError, Lookup, Options, ProgramDrafter, Session,
+    Statistics, check_drafts,
+};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::ModelArgs;
 use crate::failure::End;
+use crate::output;
 
 /// A source of drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -30,23 +36,71 @@ pub(crate) struct DraftArgs {
     /// Drafted tokens per cycle at most.
     #[arg(long, value_name = "N")]
     max_draft: Option<usize>,
+    /// Use all rows of every call and never switch drafting off, whatever it costs.
+    #[arg(long)]
+    no_adapt: bool,
+    /// Use the folder's drafter without trying it on a fixed prompt first.
+    #[arg(long)]
+    unchecked: bool,
+}
+
+/// A source of drafts, opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Drafts {
+    program: Option<Arc<DrafterProgram>>,
+    /// Its name in reports.
+    pub(crate) name: &'static str,
+}
+
+impl Drafts {
+    /// An empty conversation with drafts from here.
+    pub(crate) fn session(&self, engine: &Engine) -> Session {
+        Session::new(engine, self.draft())
+    }
+
+    fn draft(&self) -> Option<Box<dyn Draft + Send>> {
+        match &self.program {
+            Some(program) => Some(Box::new(ProgramDrafter::new(program))),
+            None if self.name == "lookup" => Some(Box::new(Lookup::new())),
+            None => None,
+        }
+    }
 }
 
 impl DraftArgs {
-    /// A conversation with drafts from where the user wants them, and the name of the
-    /// source.
-    pub(crate) fn session(&self, engine: &Engine) -> Result<(Session, &'static str), End> {
-        let (draft, name): (Option<Box<dyn Draft + Send>>, _) = match self.draft {
-            Source::Off => (None, "off"),
-            Source::Auto | Source::Lookup => (Some(Box::new(Lookup::new())), "lookup"),
-            Source::Model => {
-                return Err(End::bad_input(
-                    "the folder has no drafter",
-                    Some("`--draft lookup` needs none"),
-                ));
-            }
+    /// Opens the source the user wants; a folder's drafter is checked against its model.
+    pub(crate) fn open(&self, model: &ModelArgs, engine: &Engine) -> Result<Drafts, End> {
+        let without = |name| Drafts {
+            program: None,
+            name,
         };
-        Ok((Session::new(engine, draft), name))
+        match self.draft {
+            Source::Off => return Ok(without("off")),
+            Source::Lookup => return Ok(without("lookup")),
+            Source::Auto | Source::Model => {}
+        }
+        let program = DrafterProgram::open(&model.model, model.threads)?;
+        if program.is_none() && self.draft == Source::Model {
+            return Err(End::bad_input(
+                "the folder has no drafter",
+                Some("`anemone-convert drafter` adds one, `--draft lookup` needs none"),
+            ));
+        }
+        let drafts = Drafts {
+            name: if program.is_some() { "model" } else { "lookup" },
+            program,
+        };
+        if let (Some(_), Some(draft), false) = (&drafts.program, drafts.draft(), self.unchecked) {
+            match check_drafts(engine, draft) {
+                Err(EngineError::Mismatch { accepted, floor }) if self.draft == Source::Auto => {
+                    let mismatch = EngineError::Mismatch { accepted, floor };
+                    output::note(&format!("{mismatch}; drafts come from the text instead"));
+                    return Ok(without("lookup"));
+                }
+                checked => checked?,
+            };
+        }
+        Ok(drafts)
     }
 
     pub(crate) fn options(&self, max_tokens: usize) -> Options {
@@ -54,6 +108,7 @@ impl DraftArgs {
         Options {
             max_tokens,
             max_draft: self.max_draft.unwrap_or(options.max_draft),
+            adapt: !self.no_adapt,
             ..options
         }
     }

@@ -53,6 +53,11 @@ impl From<EngineError> for End {
             EngineError::ContextFull { .. } => {
                 Some("shorten the prompt, or make the folder with a larger `--context`")
             }
+            EngineError::Mismatch { .. } => Some(
+                "likely causes: it was trained for another model (base or instruct, another \
+                 release), it reads the wrong layers, or its rows are one off; `--draft lookup` \
+                 needs no drafter",
+            ),
             EngineError::Tokenizer(tokenizer::Error::NoChatTemplate { .. }) => {
                 Some("`--raw` continues the prompt without a template")
             }

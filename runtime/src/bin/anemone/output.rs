@@ -33,6 +33,13 @@ pub(crate) fn note(line: &str) {
     eprintln!("{line}");
 }
 
+/// Prints a warning, if there is one.
+pub(crate) fn warn(warning: Option<&str>) {
+    if let Some(warning) = warning {
+        note(&format!("warning: {warning}"));
+    }
+}
+
 /// Raised by the first Ctrl-C; the second ends the process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);

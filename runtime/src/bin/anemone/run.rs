@@ -102,6 +102,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, End> {
         args.prompt.clone()
     };
     let engine = Engine::open(&args.model.model, args.model.threads)?;
+    output::warn(engine.warning());
     let ids = if args.raw {
         engine.tokenizer().encode(&prompt, true)?
     } else {
@@ -117,12 +118,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, End> {
         engine.chat_prompt(&messages)?
     };
     let interrupt = Interrupt::install()?;
-    let (mut session, draft) = args.drafts.session(&engine)?;
+    let drafts = args.drafts.open(&args.model, &engine)?;
+    let mut session = drafts.session(&engine);
     let options = args.drafts.options(args.max_tokens);
     let live = !args.json && !args.no_stream;
     let answer = stream(&engine, &mut session, &ids, &options, &interrupt, live)?;
     let whole = engine.tokenizer().decode(&answer.ids, true)?;
-    let report = Report::new(whole, &answer, draft);
+    let report = Report::new(whole, &answer, drafts.name);
     if args.json {
         output::print_json(&report)?;
     } else {

@@ -18,11 +18,11 @@
 //! - Root and guesses form a chain, each seeing itself and all before it.
 //! - A side is another guess at some depth of the chain. It has the position of the
 //!   guess it stands in for and sees what that guess sees, but for itself in its place.
-//!   A side hit is worth one token.
+//!   If the walk ends where a side stands, the side's row tells the token after.
 //!
 //! Nothing is ever taken back: how many slots are valid is a number, and what lies
-//! beyond is overwritten. A side lies in a slot that is not its position, so after a
-//! hit the number ends before it and the next call replays it.
+//! beyond is overwritten. A side lies in a slot that is not its position, so it is not
+//! valid; being the last token of the text, it is the root of the next call anyway.
 //!
 //! # The same text for any drafts
 //!
@@ -32,13 +32,23 @@
 //! guesses came from, which rows were spent on what, and whether there were any guesses
 //! at all thus decides how many calls a text takes, never what it says. Plain decoding
 //! is this loop without guesses.
+//!
+//! Sides alone are not rows like others: what they see is the same, but it lies in other
+//! slots, so sums over slots are taken in another order, and their last bit may differ.
+//! So what a side's row says is not text but *presumed*: it is the first guess of the
+//! next call, where the same token in its own slot is judged by the root. That is right
+//! but for a near tie, costs no call and no row, since the side would have to be
+//! computed again in its own slot in any case, and leaves the promise without a
+//! condition. A side hit is worth the one token all the same, a call later.
 
+mod check;
 mod choice;
 mod pace;
 mod plan;
 mod statistics;
 mod walk;
 
+pub use check::check_drafts;
 pub use statistics::{Depth, Statistics, Switch};
 
 pub(super) use choice::{Calibration, choose};

@@ -17,16 +17,20 @@
 //!
 //! with the slope of the programs' time over the number of rows, fitted to all cycles.
 
+use std::collections::VecDeque;
+
 /// Weight of the newest observation in a mean.
 const NEWEST: f64 = 1.0 / 12.0;
 /// Share of its weight that an observation of the fit keeps after another one.
 const KEPT: f64 = 0.97;
 /// Cycles with drafts before a judgement.
-const LEAST: usize = 8;
-/// A cycle without drafts is tried at this cycle and at every multiple of it.
-const PLAIN_PROBE: usize = 64;
-/// The first such cycle comes earlier, so that there is something to compare with.
-const FIRST_PLAIN_PROBE: usize = 4;
+const LEAST: usize = 10;
+/// Cycles whose median time counts.
+const TIMES: usize = 9;
+/// Cycles without drafts are tried at these cycles, and once in every so many: there
+/// must be something to compare with.
+const FIRST_PLAIN: [usize; 2] = [4, 8];
+const PLAIN_EVERY: usize = 64;
 /// While off, cycles between two probes, and cycles with drafts in one.
 const PAUSE: usize = 12;
 const PROBE: usize = 3;
@@ -42,7 +46,7 @@ pub(crate) struct Cycle {
     pub(crate) drafted: bool,
     /// Rows of the call.
     pub(crate) rows: usize,
-    /// Tokens it gave.
+    /// Tokens it gave, and the one that a side told for the next.
     pub(crate) tokens: usize,
     /// Milliseconds in the target's programs.
     pub(crate) verify: f64,
@@ -50,31 +54,37 @@ pub(crate) struct Cycle {
     pub(crate) whole: f64,
 }
 
-/// Means of the last cycles of one kind.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mean {
+/// Mean tokens and median time of the last cycles of one kind: a machine that does
+/// something else in between makes single cycles long, and says nothing about drafts.
+#[derive(Clone, Debug, Default)]
+struct Recent {
     cycles: usize,
     tokens: f64,
-    time: f64,
+    times: VecDeque<f64>,
 }
 
-impl Mean {
+impl Recent {
     fn add(&mut self, tokens: usize, time: f64) {
         self.cycles += 1;
-        let time = if self.cycles > 1 {
-            time.min(self.time * OUTLIER)
-        } else {
-            time
-        };
         // A plain mean until there are enough for a moving one.
         let weight = NEWEST.max(1.0 / self.cycles as f64);
         self.tokens += weight * (tokens as f64 - self.tokens);
-        self.time += weight * (time - self.time);
+        self.times.push_back(time);
+        if self.times.len() > TIMES {
+            self.times.pop_front();
+        }
+    }
+
+    fn time(&self) -> f64 {
+        let mut sorted: Vec<f64> = self.times.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len().saturating_sub(1) / 2;
+        sorted.get(middle).copied().unwrap_or(0.0)
     }
 
     /// Tokens per millisecond.
     fn speed(&self) -> f64 {
-        self.tokens / self.time.max(1e-9)
+        self.tokens / self.time().max(1e-9)
     }
 }
 
@@ -124,8 +134,8 @@ pub(crate) struct Pace {
     off: bool,
     /// Cycles since drafting was switched off or last probed.
     paused: usize,
-    drafting: Mean,
-    plain: Mean,
+    drafting: Recent,
+    plain: Recent,
     line: Line,
 }
 
@@ -135,7 +145,7 @@ impl Pace {
         if self.off {
             self.paused >= PAUSE
         } else {
-            self.cycles % PLAIN_PROBE != FIRST_PLAIN_PROBE
+            !FIRST_PLAIN.contains(&self.cycles) && self.cycles % PLAIN_EVERY != PLAIN_EVERY - 1
         }
     }
 
@@ -165,12 +175,12 @@ impl Pace {
             return self.judge_probe();
         }
         let slow = self.drafting.speed() * MARGIN < self.plain.speed();
-        if self.plain.cycles == 0 || self.drafting.cycles < LEAST || !slow {
+        if self.plain.cycles < FIRST_PLAIN.len() || self.drafting.cycles < LEAST || !slow {
             return None;
         }
         let reason = self.reason();
         (self.off, self.paused) = (true, 0);
-        self.drafting = Mean::default();
+        self.drafting = Recent::default();
         Some((false, reason))
     }
 
@@ -185,14 +195,17 @@ impl Pace {
         if fast {
             return Some((true, reason));
         }
-        self.drafting = Mean::default();
+        self.drafting = Recent::default();
         None
     }
 
     fn reason(&self) -> String {
         format!(
             "{:.2} tokens in {:.2} ms with drafts, {:.2} in {:.2} ms without",
-            self.drafting.tokens, self.drafting.time, self.plain.tokens, self.plain.time
+            self.drafting.tokens,
+            self.drafting.time(),
+            self.plain.tokens,
+            self.plain.time()
         )
     }
 }

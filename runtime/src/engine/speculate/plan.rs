@@ -39,7 +39,7 @@ impl Plan {
             rows.push(Row {
                 id: side.id,
                 position: (offset + before) as u32,
-                sees: (1 << before) - 1 | 1 << rows.len(),
+                sees: ((1 << before) - 1) | (1 << rows.len()),
             });
         }
         Self {

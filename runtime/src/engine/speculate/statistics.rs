@@ -21,10 +21,10 @@ pub struct Statistics {
     pub plain_cycles: usize,
     /// Tokens of the cycles, the target's own choices included.
     pub tokens: usize,
-    /// Drafted tokens that became text, side hits included. The token that every cycle
-    /// gives anyway, the target's own choice, is not counted.
+    /// Drafted tokens that became text, and tokens known from side hits. The token that
+    /// every cycle gives anyway, the target's own choice, is not counted.
     pub accepted: usize,
-    /// Cycles that went over a side.
+    /// Cycles that ended at a side, whose row told the next token.
     pub side_hits: usize,
     /// Rows spent on guesses of the chain.
     pub chain_rows: usize,
@@ -101,21 +101,22 @@ impl Statistics {
         }
     }
 
-    pub(crate) fn count(&mut self, plan: &Plan, walk: &Walk) {
+    /// Takes in a cycle; the first `presumed` tokens of its chain came from a side.
+    pub(crate) fn count(&mut self, plan: &Plan, walk: &Walk, presumed: usize) {
         self.cycles += 1;
         self.tokens += walk.new.len();
         self.accepted += walk.new.len() - 1;
         self.chain_rows += plan.chain.len();
         self.side_rows += plan.sides.len();
         self.replays += plan.root;
-        for depth in 1..=plan.chain.len().min(walk.right + 1) {
-            let counts = self.depth(depth);
+        for depth in presumed + 1..=plan.chain.len().min(walk.right + 1) {
+            let counts = self.depth(depth - presumed);
             counts.reached += 1;
             counts.right += usize::from(depth <= walk.right);
         }
         if walk.side.is_some() {
             self.side_hits += 1;
-            self.depth(walk.right + 1).side_hits += 1;
+            self.depth(walk.right + 1 - presumed).side_hits += 1;
         }
     }
 

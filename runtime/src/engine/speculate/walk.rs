@@ -7,16 +7,19 @@ use super::plan::Plan;
 pub(crate) struct Walk {
     /// New tokens: right guesses, then the target's own choice.
     pub(crate) new: Vec<u32>,
-    /// Rows that are text now: the root, right guesses, the side.
+    /// Rows that hold text now: the root, right guesses, the side.
     pub(crate) used: Vec<usize>,
     /// Guesses of the chain that were right.
     pub(crate) right: usize,
     /// The side that was right, by its place in the plan.
     pub(crate) side: Option<usize>,
+    /// What the target chose in the side's row: most likely the token after the new
+    /// ones.
+    pub(crate) presumed: Option<u32>,
 }
 
 /// Walks along the chain while `chosen`, the target's choice in every row, is the next
-/// guess, and over a side if there is one where it is not.
+/// guess. If a side stands where it ends, the side's row tells what comes after.
 pub(crate) fn walk(plan: &Plan, chosen: &[u32]) -> Walk {
     let mut row = plan.root;
     let mut walk = Walk {
@@ -24,6 +27,7 @@ pub(crate) fn walk(plan: &Plan, chosen: &[u32]) -> Walk {
         used: vec![row],
         right: 0,
         side: None,
+        presumed: None,
     };
     for &guess in &plan.chain {
         if chosen[row] != guess {
@@ -41,7 +45,7 @@ pub(crate) fn walk(plan: &Plan, chosen: &[u32]) -> Walk {
     if let Some(side) = walk.side {
         let row = plan.side_row(side);
         walk.used.push(row);
-        walk.new.push(chosen[row]);
+        walk.presumed = Some(chosen[row]);
     }
     walk
 }
@@ -57,45 +61,40 @@ mod tests {
         Plan::new(&[0, 0, 9], 0, vec![1, 2, 3], vec![side(2, 7), side(3, 8)])
     }
 
-    fn outcome(chosen: [u32; 8]) -> (Vec<u32>, Vec<usize>, usize, Option<usize>) {
+    #[track_caller]
+    fn check(chosen: [u32; 8], new: &[u32], used: &[usize], side: Option<(usize, u32)>) {
         let w = walk(&plan(), &chosen);
-        (w.new, w.used, w.right, w.side)
+        assert_eq!((&w.new[..], &w.used[..]), (new, used));
+        assert_eq!(w.right, new.len() - 1);
+        assert_eq!(w.side.zip(w.presumed), side);
     }
 
     #[test]
     fn a_walk_ends_at_the_first_wrong_guess() {
-        assert_eq!(
-            outcome([0, 0, 5, 2, 3, 4, 0, 0]),
-            (vec![5], vec![2], 0, None)
-        );
-        assert_eq!(
-            outcome([0, 0, 1, 6, 3, 4, 0, 0]),
-            (vec![1, 6], vec![2, 3], 1, None)
-        );
+        check([0, 0, 5, 2, 3, 4, 0, 0], &[5], &[2], None);
+        check([0, 0, 1, 6, 3, 4, 0, 0], &[1, 6], &[2, 3], None);
         // A side of another depth does not count.
-        assert_eq!(
-            outcome([0, 0, 1, 8, 3, 4, 0, 0]),
-            (vec![1, 8], vec![2, 3], 1, None)
-        );
+        check([0, 0, 1, 8, 3, 4, 0, 0], &[1, 8], &[2, 3], None);
     }
 
     #[test]
     fn a_full_walk_gives_one_more_than_was_guessed() {
-        assert_eq!(
-            outcome([0, 0, 1, 2, 3, 4, 0, 0]),
-            (vec![1, 2, 3, 4], vec![2, 3, 4, 5], 3, None)
-        );
+        check([0, 0, 1, 2, 3, 4, 0, 0], &[1, 2, 3, 4], &[2, 3, 4, 5], None);
     }
 
     #[test]
-    fn a_side_hit_gives_the_choice_of_its_row() {
-        assert_eq!(
-            outcome([0, 0, 1, 7, 0, 0, 55, 66]),
-            (vec![1, 7, 55], vec![2, 3, 6], 1, Some(0))
+    fn a_side_hit_tells_what_comes_after() {
+        check(
+            [0, 0, 1, 7, 0, 0, 55, 66],
+            &[1, 7],
+            &[2, 3, 6],
+            Some((0, 55)),
         );
-        assert_eq!(
-            outcome([0, 0, 1, 2, 8, 0, 55, 66]),
-            (vec![1, 2, 8, 66], vec![2, 3, 4, 7], 2, Some(1))
+        check(
+            [0, 0, 1, 2, 8, 0, 55, 66],
+            &[1, 2, 8],
+            &[2, 3, 4, 7],
+            Some((1, 66)),
         );
     }
 }

@@ -1,0 +1,174 @@
+//! One store in the making.
+
+use std::collections::BTreeMap;
+
+use anemone_calib::Weights;
+use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::exit::Exit;
+use anemone_schemas::spec::LM_HEAD;
+use anemone_schemas::store::{DenseElem, Key, StoreWriter};
+use half::f16;
+
+use super::recipe::Recipe;
+use super::statistics::SiteStats;
+use crate::error::Error;
+use crate::quantize::{Calibration, Matrix, OutputHessian, Quantizer, Settings};
+use crate::stop::Stop;
+use crate::ui::{Stage, Ui};
+
+/// A store in the making.
+pub(super) struct Work<'a> {
+    pub(super) recipe: &'a Recipe,
+    /// The provenance as text: part of every key.
+    pub(super) seed: String,
+    pub(super) writer: StoreWriter,
+    /// By bits.
+    pub(super) quantizers: BTreeMap<u8, Quantizer>,
+}
+
+impl Work<'_> {
+    fn key(&self, name: &str) -> Key {
+        Key::of([b"lut".as_slice(), self.seed.as_bytes(), name.as_bytes()])
+    }
+
+    /// The matrices among `names` that are not in the store yet.
+    pub(super) fn missing(&mut self, names: &[String]) -> Result<Vec<String>, Error> {
+        let mut missing = Vec::new();
+        let names = names.iter().filter(|n| self.recipe.head || *n != LM_HEAD);
+        for name in names {
+            let key = self.key(name);
+            if !self.writer.has_lut(name, &key)? {
+                missing.push(name.clone());
+            }
+        }
+        Ok(missing)
+    }
+
+    fn quantizer(&mut self, bits: u8, jobs: usize) -> Result<&Quantizer, Error> {
+        if !self.quantizers.contains_key(&bits) {
+            let settings = Settings {
+                bits,
+                ..self.recipe.settings
+            };
+            self.quantizers
+                .insert(bits, Quantizer::new(settings, jobs)?);
+        }
+        Ok(&self.quantizers[&bits])
+    }
+
+    /// Quantizes matrices that read from one site and puts them into the store.
+    pub(super) fn site(
+        &mut self,
+        stats: &SiteStats,
+        names: &[String],
+        context: &Context<'_>,
+    ) -> Result<(), Error> {
+        let Some(first) = names.first() else {
+            return Ok(());
+        };
+        let inputs = match &stats.mixed {
+            Some(mixed) if self.recipe.guided => mixed,
+            _ => &stats.plain,
+        };
+        let calibration = Calibration {
+            name: first,
+            cols: inputs.cols,
+            hessian: &inputs.hessian,
+            sumsq: &inputs.sumsq,
+            rows: inputs.rows,
+        };
+        let (recipe, jobs) = (self.recipe, context.jobs);
+        let prepared = self
+            .quantizer(recipe.settings.bits, jobs)?
+            .prepare(calibration, recipe.method)?;
+        for name in names {
+            context.stop.check()?;
+            let (shape, data) = context.checkpoint.load(name)?;
+            let [rows, cols] = shape[..] else {
+                return Err(Error::bad_input(format!(
+                    "`{name}` is no matrix: {shape:?}"
+                )));
+            };
+            let matrix = Matrix {
+                name,
+                rows,
+                cols,
+                data: &data,
+            };
+            let output = stats.outputs.iter().find(|o| o.0 == *name);
+            let output = output.map(|(_, blocks)| OutputHessian { blocks });
+            let (lut, report) = self
+                .quantizer(recipe.bits(name), jobs)?
+                .quantize(matrix, &prepared, output)?;
+            if let Some(why) = &report.fallback {
+                context
+                    .ui
+                    .note(&format!("`{name}`: {why}; used {}", report.method));
+            }
+            self.writer.put_lut(name, &self.key(name), &lut, report)?;
+            context.stage.step(name);
+        }
+        Ok(())
+    }
+}
+
+/// What all works share while they quantize.
+pub(super) struct Context<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) jobs: usize,
+    pub(super) stage: &'a Stage,
+    pub(super) ui: Ui,
+    pub(super) stop: &'a Stop,
+}
+
+/// Puts a tensor of the checkpoint into a store in fp16.
+pub(super) fn put_f16(
+    work: &mut Work<'_>,
+    checkpoint: &Checkpoint,
+    name: &str,
+    shape: &[usize],
+) -> Result<(), Error> {
+    let key = Key::of([b"f16".as_slice(), work.seed.as_bytes(), name.as_bytes()]);
+    if work.writer.has_dense(name, &key)? {
+        return Ok(());
+    }
+    let rows = shape[0] as u32;
+    let mut failed = None;
+    let put = work
+        .writer
+        .put_dense(name, &key, DenseElem::F16, shape, |out| {
+            for first in (0..rows).step_by(1024) {
+                let rows: Vec<u32> = (first..rows.min(first + 1024)).collect();
+                match to_f16(checkpoint, name, &rows) {
+                    Ok(bytes) => out.write_all(&bytes)?,
+                    Err(e) => {
+                        let message = e.message.clone();
+                        failed = Some(e);
+                        return Err(std::io::Error::other(message));
+                    }
+                }
+            }
+            Ok(())
+        });
+    match failed {
+        Some(e) => Err(e),
+        None => Ok(put?),
+    }
+}
+
+/// Rows of a tensor as little-endian fp16; what fp16 cannot hold is refused.
+fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, Error> {
+    let values = checkpoint.read_rows_f32(name, rows)?;
+    let mut bytes = Vec::with_capacity(values.len() * 2);
+    for v in values {
+        let h = f16::from_f32(v);
+        if h.is_infinite() {
+            return Err(Error::new(
+                Exit::Numerical,
+                format!("`{name}` holds {v}, which fp16 cannot"),
+            ));
+        }
+        bytes.extend_from_slice(&h.to_le_bytes());
+    }
+    Ok(bytes)
+}

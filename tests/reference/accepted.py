@@ -1,0 +1,82 @@
+"""Accepted tokens per cycle by domain, as a PyTorch reference of the drafter has them.
+
+    python accepted.py REFERENCE MODEL DRAFTER TEXTS [PROMPTS_PER_DOMAIN] [NEW_TOKENS]
+
+REFERENCE is a folder with `dspark_torch.py`, MODEL and DRAFTER are checkpoints, TEXTS is
+`tests/data/text`. The prompts are those of `tests/tests/speculate.rs`; weights are as in the
+checkpoints, in f32, where our folders have 4-bit tables.
+"""
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+reference, model, drafter, texts = (Path(p) for p in sys.argv[1:5])
+per_domain = int(sys.argv[5]) if len(sys.argv) > 5 else 20
+new_tokens = int(sys.argv[6]) if len(sys.argv) > 6 else 256
+sys.path.insert(0, str(reference))
+import dspark_torch as ds  # noqa: E402
+
+torch.set_num_threads(1)
+config = json.loads((model / "config.json").read_text())
+tensors = {}
+for file in sorted(model.glob("*.safetensors")):
+    tensors |= ds.read_safetensors(str(file))
+
+target_config = ds.DSparkConfig.from_dict(json.loads((drafter / "config.json").read_text()))
+for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+            "head_dim", "vocab_size", "rms_norm_eps"):
+    setattr(target_config, key, config[key])
+tied = bool(config.get("tie_word_embeddings"))
+target = ds.TinyQwen3(target_config, config["num_hidden_layers"], tie=tied)
+if tied:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+target.load_state_dict(tensors, strict=True)
+target = target.float().eval()
+
+net = ds.DSparkDrafter(ds.DSparkConfig.from_dict(json.loads((drafter / "config.json").read_text())))
+own = ds.read_safetensors(str(drafter / "model.safetensors"))
+own.setdefault("embed_tokens.weight", tensors["model.embed_tokens.weight"])
+own.setdefault("lm_head.weight", tensors["lm_head.weight"])
+net.load_state_dict(own, strict=True)
+net = net.float().eval()
+
+tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+template = json.loads((model / "tokenizer_config.json").read_text())["chat_template"]
+
+
+def chat(question: str) -> list:
+    from jinja2 import Environment
+    text = Environment().from_string(template).render(
+        messages=[{"role": "user", "content": question}], add_generation_prompt=True)
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def prompts():
+    for domain, name in enumerate(["code", "docs"]):
+        ids = tokenizer.encode((texts / f"eval_{name}.txt").read_text(), add_special_tokens=False).ids
+        for i in range(per_domain):
+            length = 1 + (i * 131 + domain * 7) % 250
+            start = i * (len(ids) - 300) // 20
+            yield name, ids[start:start + length]
+    taken = 0
+    for line in (texts / "eval_chat.jsonl").read_text().splitlines():
+        user = next(m for m in json.loads(line)["messages"] if m["role"] == "user")
+        ids = chat(user["content"])
+        if len(ids) <= 250 and taken < per_domain:
+            taken += 1
+            yield "chat", ids
+
+
+for sides in (True, False):
+    counts = {}
+    for domain, ids in prompts():
+        _, st = ds.speculative_generate(target, net, ids, new_tokens, use_sides=sides)
+        total = counts.setdefault(domain, [0, 0, 0])
+        total[0] += st["verify_calls"]
+        total[1] += st["accepted"]
+        total[2] += st["side_hits"]
+    print("tree" if sides else "chain", {
+        d: f"{a / c:.2f} ({c} cycles, {h} side hits)" for d, (c, a, h) in counts.items()}, flush=True)
