@@ -148,7 +148,6 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
     assert!(acc.len() >= TILE * T && group + R <= TILE);
     let acc = acc.as_mut_ptr().wrapping_add(group);
 
-    let table_of = w.tables_from(first);
     let mut at = [w.indices.as_ptr(); R];
     let mut table = [tables[0].0.as_ptr(); R];
     let mut entries = [s.splat(0.0); R];
@@ -156,7 +155,7 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
         // Rows past the end compute the last one again; nobody reads them.
         let row = (first + group + r).min(end - 1);
         at[r] = w.indices[row * row_bytes..].as_ptr();
-        table[r] = tables[table_of[row - first]].0.as_ptr();
+        table[r] = tables[w.group_of(row) - w.group_of(first)].0.as_ptr();
         // SAFETY: a table has more than sixteen entries.
         entries[r] = unsafe { s.load(table[r]) };
     }

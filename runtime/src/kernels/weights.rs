@@ -128,7 +128,7 @@ impl<'a> LutWeights<'a> {
 
     /// The group whose table `row` uses.
     /// Which table, counted from that of row `first`, each row from there on has.
-    /// Divides once: a division per row would cost as much as a short row.
+    /// Divides once for all of them.
     #[inline(always)]
     pub(super) fn tables_from(&self, first: usize) -> [usize; LANES] {
         let mut left = self.group_rows - first % self.group_rows;

@@ -5,7 +5,7 @@ use half::f16;
 
 use super::elementwise::{Binary, Unary, binary, unary};
 use crate::kernels::{self, Mask, Norm, Pool, Queries, Shape, Slots};
-use crate::plan::{Heads, Workspace};
+use crate::plan::{AttentionShape, Workspace};
 use crate::tensor::Data;
 use crate::view::{Nest, View, dense_strides, storage_order};
 
@@ -228,7 +228,7 @@ pub(crate) fn add(
 }
 
 /// The mask of an attention as the kernel reads it, for the first `rows` rows.
-pub(crate) fn fill_mask(to: &mut Mask, mask: &View, heads: &Heads, rows: usize) {
+pub(crate) fn fill_mask(to: &mut Mask, mask: &View, heads: &AttentionShape, rows: usize) {
     let (by_row, by_slot) = if heads.by_rows {
         (mask.strides[2], mask.strides[3])
     } else {
@@ -247,7 +247,7 @@ pub(crate) fn fill_mask(to: &mut Mask, mask: &View, heads: &Heads, rows: usize) 
 pub(crate) fn attention(
     pool: &Pool,
     mask: &Mask,
-    heads: &Heads,
+    heads: &AttentionShape,
     [queries, keys, values]: [View; 3],
     rows: usize,
     mut out: Vec<f16>,

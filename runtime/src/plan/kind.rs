@@ -71,7 +71,7 @@ pub(crate) enum Kind {
     Rope(usize, Option<f32>),
     SiluMul,
     /// Queries, keys, values and mask.
-    Attention(Heads),
+    Attention(AttentionShape),
 }
 
 impl Kind {
@@ -102,7 +102,7 @@ impl Kind {
 
 /// Extents of a fused attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Heads {
+pub(crate) struct AttentionShape {
     pub(crate) heads: usize,
     /// Groups of heads that share keys and values.
     pub(crate) groups: usize,

@@ -14,7 +14,7 @@ mod workspace;
 use std::sync::{Arc, Mutex};
 
 pub(crate) use compile::compile;
-pub(crate) use kind::{Bytes, Heads};
+pub(crate) use kind::{AttentionShape, Bytes};
 pub use profile::ProfileEntry;
 pub use run::{Argmax, Outcome, RunOptions};
 pub(crate) use workspace::Workspace;

@@ -14,7 +14,7 @@
 
 use super::{Found, Graph};
 use crate::ops::elementwise::Binary;
-use crate::plan::kind::{Heads, Kind, Step};
+use crate::plan::kind::{AttentionShape, Kind, Step};
 
 impl Graph<'_> {
     pub(super) fn attention(&self, step: &Step) -> Option<Found> {
@@ -64,7 +64,7 @@ impl Graph<'_> {
         }
         let args = found?;
         let slots = self.shape(args[1])?.get(3).copied()?;
-        let shape = Heads {
+        let shape = AttentionShape {
             heads,
             groups: heads.checked_div(shared)?,
             depth,
@@ -112,7 +112,7 @@ impl Graph<'_> {
         }
         let args = found?;
         let slots = self.shape(args[1])?.get(3).copied()?;
-        let shape = Heads {
+        let shape = AttentionShape {
             heads,
             groups,
             depth,
@@ -124,7 +124,7 @@ impl Graph<'_> {
     }
 
     /// The attention, if all extents are what the form says.
-    fn checked(&self, s: Heads, args: [u32; 4]) -> Option<Found> {
+    fn checked(&self, s: AttentionShape, args: [u32; 4]) -> Option<Found> {
         let cache = [1, s.groups, s.depth, s.slots];
         let mask = if s.by_rows {
             [1, 1, s.width, s.slots]
@@ -132,7 +132,7 @@ impl Graph<'_> {
             [1, s.slots, 1, s.width]
         };
         let fits = s.groups > 0
-            && s.heads % s.groups == 0
+            && s.heads.is_multiple_of(s.groups)
             && self.shape(args[0])? == [1, s.heads, s.depth, s.width]
             && self.shape(args[1])? == cache
             && self.shape(args[2])? == cache
