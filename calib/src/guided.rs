@@ -118,7 +118,9 @@ impl GuidedBuilder {
             .zip(weights)
             .for_each(|(row, weight)| {
                 let root = weight.sqrt();
-                row.iter_mut().for_each(|x| *x *= root);
+                for x in row {
+                    *x *= root;
+                }
             });
         self.weighted.add(&scaled)
     }
@@ -187,7 +189,9 @@ impl OutputBlocks {
             .zip(weights)
             .for_each(|(row, weight)| {
                 let root = weight.sqrt();
-                row.iter_mut().for_each(|g| *g *= root);
+                for g in row {
+                    *g *= root;
+                }
             });
         self.add_products(scaled, weights.len(), 1.0)
     }

@@ -24,7 +24,7 @@ pub use kl::{Kl, KlSummary};
 pub use overlap::Shingles;
 pub use stats::{Stats, StatsBuilder};
 pub use teacher::{
-    GradientHook, Hidden, Hook, LinearGradient, NormGradients, Residual, Teacher, sampled_loss,
-    softmax_rows,
+    GradientHook, Hidden, Hook, LinearGradient, LossHook, NormGradients, Residual, Teacher,
+    sampled_loss, softmax_rows,
 };
 pub use weights::Weights;

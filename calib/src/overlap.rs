@@ -1,6 +1,7 @@
 //! Whether two texts share passages, known by hashes of runs of ids.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -66,8 +67,8 @@ fn hash(ids: &[u32]) -> String {
         hash.update(id.to_le_bytes());
     }
     let digest = hash.finalize();
-    digest[..8]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    digest[..8].iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }

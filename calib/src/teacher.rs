@@ -21,7 +21,9 @@ mod attention;
 mod backward;
 mod math;
 
-pub use backward::{GradientHook, LinearGradient, NormGradients, sampled_loss, softmax_rows};
+pub use backward::{
+    GradientHook, LinearGradient, LossHook, NormGradients, sampled_loss, softmax_rows,
+};
 
 use attention::Attention;
 use math::{add_assign, rms_norm, swiglu};

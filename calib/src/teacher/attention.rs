@@ -231,7 +231,7 @@ impl Attention {
     }
 
     /// The task's rows of queries, or of a tensor shaped like them.
-    fn queries(&self, task: &Task, x: &Tensor) -> Result<Tensor, Error> {
+    fn queries(task: &Task, x: &Tensor) -> Result<Tensor, Error> {
         let head = x.narrow(1, task.head, 1)?.squeeze(1)?;
         Ok(head.narrow(0, task.start + task.first, task.count)?)
     }
@@ -250,7 +250,7 @@ impl Attention {
     /// The softmax of the task's scores.
     fn weights(&self, task: &Task, q: &Tensor, k: &Tensor) -> Result<Tensor, Error> {
         let keys = task.first + task.count;
-        let (q, k) = (self.queries(task, q)?, self.keys(task, k)?);
+        let (q, k) = (Self::queries(task, q)?, self.keys(task, k)?);
         let mut scores = elements(&q.matmul(&k.t()?)?)?;
         let scale = self.scale();
         for (row, scores) in scores.chunks_exact_mut(keys).enumerate() {
@@ -271,7 +271,7 @@ impl Attention {
         gradient: &Tensor,
     ) -> Result<Part, Error> {
         let weights = self.weights(task, q, k)?;
-        let gradient = self.queries(task, gradient)?;
+        let gradient = Self::queries(task, gradient)?;
         let mut scores = elements(&gradient.matmul(&self.keys(task, v)?.t()?)?)?;
         let keys = task.first + task.count;
         let scale = self.scale();
@@ -285,7 +285,7 @@ impl Attention {
         let scores = matrix(scores, task.count, keys)?;
         Ok(Part {
             query: elements(&scores.matmul(&self.keys(task, k)?)?)?,
-            keys: elements(&scores.t()?.matmul(&self.queries(task, q)?)?)?,
+            keys: elements(&scores.t()?.matmul(&Self::queries(task, q)?)?)?,
             values: elements(&weights.t()?.matmul(&gradient)?)?,
         })
     }

@@ -44,6 +44,10 @@ impl LinearGradient<'_> {
 /// read them: some whole windows at a time, in order.
 pub type GradientHook<'a> = &'a mut dyn FnMut(Site, &[f32], &[LinearGradient<'_>]);
 
+/// Gets a window, its first row, rows after the final norm and their logits, and puts the gradient
+/// of the loss in place of the logits.
+pub type LossHook<'a> = &'a mut dyn FnMut(usize, usize, &[f32], &mut [f32]) -> Result<(), Error>;
+
 /// Gradients of the weights of a block's norms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormGradients {
@@ -111,9 +115,7 @@ impl Teacher<'_> {
     }
 
     /// The gradient at the output of the last block, and of the weight of the final norm. `hidden`
-    /// is that output, `head` the [`Teacher::head`]. `loss` gets the window, its first row, the
-    /// rows after the final norm and their logits, and puts the gradient of the
-    /// loss in place of the logits.
+    /// is that output, `head` the [`Teacher::head`].
     ///
     /// # Errors
     /// An error of the weights or of `loss`.
@@ -121,7 +123,7 @@ impl Teacher<'_> {
         &self,
         hidden: &Hidden,
         head: &[f32],
-        loss: &mut dyn FnMut(usize, usize, &[f32], &mut [f32]) -> Result<(), Error>,
+        loss: LossHook<'_>,
     ) -> Result<(Hidden, Vec<f32>), Error> {
         let spec = self.spec();
         let norm = self.load(FINAL_NORM, &[spec.hidden])?;
