@@ -4,7 +4,7 @@
 #![cfg(feature = "hub")]
 
 mod common;
-#[path = "../../hub/tests/server/mod.rs"]
+#[path = "../hub/tests/server/mod.rs"]
 mod server;
 
 use std::collections::BTreeMap;
