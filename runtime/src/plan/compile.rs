@@ -6,10 +6,10 @@
 //! and anything else gets the dense tensor. Operations on constants only are done
 //! now, if the result is small.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-use anemone_schemas::aimodel::ir::{Attr, Graph, Op, TensorType, Type, ValueId};
+use anemone_schemas::aimodel::ir::{Attr, Elem, Graph, Op, TensorType, Type, ValueId};
 
 use super::kind::{Arg, Kind, Place, Step};
 use super::resolve::{Resolved, Resolver};
@@ -36,6 +36,7 @@ pub(crate) fn compile(
         shared,
         steps: Vec::new(),
         constants: Vec::new(),
+        halves: HashSet::new(),
         symbolic: HashMap::new(),
         stack: Vec::new(),
     };
@@ -78,12 +79,17 @@ pub(crate) fn compile(
     let Compiler {
         mut steps,
         constants,
+        mut halves,
         ..
     } = c;
     if fusing {
-        let shapes = args.iter().filter_map(slot_of).zip(&info.inputs);
-        let shapes = shapes.map(|(slot, port)| (slot, port.shape.clone()));
-        fuse::fuse(&mut steps, &constants, &shapes.collect());
+        let inputs = args.iter().filter_map(slot_of).zip(&info.inputs);
+        let mut shapes = HashMap::new();
+        for (slot, port) in inputs {
+            shapes.insert(slot, port.shape.clone());
+            halves.extend((port.elem == Elem::F16).then_some(slot));
+        }
+        fuse::fuse(&mut steps, &constants, &shapes, &halves);
         fuse::mark_tokens(&mut steps);
     }
     liveness::analyse(&mut steps, &outputs, |slot| {
@@ -120,6 +126,8 @@ struct Compiler<'a> {
     steps: Vec<Step>,
     /// A value per slot, where it is known.
     constants: Vec<Option<View>>,
+    /// Slots of steps whose values are f16.
+    halves: HashSet<u32>,
     /// Slots of symbolic values that had to be made dense.
     symbolic: HashMap<String, u32>,
     /// Names of the graphs being compiled.
@@ -320,11 +328,14 @@ impl Compiler<'_> {
         place: &Place,
     ) -> Result<Vec<Ref>, ProgramError> {
         let mut shapes = Vec::new();
+        let mut slots = Vec::new();
         for &r in results {
-            let (_, shape) = tensor_shape(&self.shared.module, r).map_err(|e| fail(place, e))?;
+            let (elem, shape) = tensor_shape(&self.shared.module, r).map_err(|e| fail(place, e))?;
             shapes.push(shape);
+            slots.push(self.slot());
+            self.halves
+                .extend(slots.last().filter(|_| elem == Elem::F16));
         }
-        let slots: Vec<u32> = results.iter().map(|_| self.slot()).collect();
         self.steps.push(Step {
             kind,
             args: args

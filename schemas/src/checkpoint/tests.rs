@@ -202,7 +202,7 @@ fn rows_are_gathered_in_the_order_asked_for() {
 #[test]
 fn a_config_that_asks_for_something_else_is_refused_by_key() {
     let cases = [
-        ("model_type", json!("llama")),
+        ("model_type", json!("mistral")),
         ("architectures", json!(["Qwen3ForSequenceClassification"])),
         ("architectures", json!(["Qwen3MoeForCausalLM"])),
         ("hidden_act", json!("gelu")),

@@ -9,7 +9,7 @@
 mod attention;
 mod tokens;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::kind::{Arg, Kind, Step};
@@ -32,12 +32,18 @@ struct Graph<'a> {
     inputs: &'a HashMap<u32, Vec<usize>>,
 }
 
-/// Replaces what can be fused.
+/// Replaces what can be fused. Fused steps are of f16, and so must all that they read
+/// be: `halves` names the inputs and results of steps that are.
 pub(super) fn fuse(
     steps: &mut [Step],
     constants: &[Option<View>],
     inputs: &HashMap<u32, Vec<usize>>,
+    halves: &HashSet<u32>,
 ) {
+    let is_half = |slot: &u32| {
+        let constant = constants[*slot as usize].as_ref();
+        halves.contains(slot) || constant.is_some_and(|v| matches!(&*v.data, Data::F16(_)))
+    };
     let mut definitions = HashMap::new();
     for (i, step) in steps.iter().enumerate() {
         for (r, slot) in step.results.iter().enumerate() {
@@ -53,7 +59,9 @@ pub(super) fn fuse(
         };
         let found = graph.find(&graph.steps[i]);
         definitions = graph.definitions;
-        if let Some((kind, args)) = found {
+        if let Some((kind, args)) = found
+            && args.iter().all(is_half)
+        {
             steps[i].kind = kind;
             steps[i].args = args
                 .into_iter()
