@@ -53,17 +53,16 @@ impl Work {
         let found: Option<Record> = fs::read(partial.join(RECORD))
             .ok()
             .and_then(|json| serde_json::from_slice(&json).ok());
-        let record = match found.filter(|record| record.key == key) {
-            Some(record) => record,
-            None => {
-                if partial.exists() {
-                    fs::remove_dir_all(&partial).map_err(|e| Error::io(&partial, &e))?;
-                }
-                fs::create_dir_all(&partial).map_err(|e| Error::io(&partial, &e))?;
-                Record {
-                    key: key.to_string(),
-                    steps: BTreeMap::new(),
-                }
+        let record = if let Some(record) = found.filter(|record| record.key == key) {
+            record
+        } else {
+            if partial.exists() {
+                fs::remove_dir_all(&partial).map_err(|e| Error::io(&partial, &e))?;
+            }
+            fs::create_dir_all(&partial).map_err(|e| Error::io(&partial, &e))?;
+            Record {
+                key: key.to_string(),
+                steps: BTreeMap::new(),
             }
         };
         let work = Self {
@@ -129,7 +128,7 @@ impl Work {
     /// Sizes and digests of the files of all finished steps.
     pub fn files(&self) -> BTreeMap<String, FileInfo> {
         let steps = self.record.steps.values();
-        steps.flat_map(|files| files.clone()).collect()
+        steps.flat_map(BTreeMap::clone).collect()
     }
 
     /// Gives the folder its final name.

@@ -205,7 +205,7 @@ fn watched(case: &Arc<AtomicUsize>) -> Guard {
     std::thread::spawn(move || {
         let mut last = usize::MAX;
         loop {
-            std::thread::sleep(Duration::from_secs(120));
+            std::thread::sleep(Duration::from_mins(2));
             let now = at.load(Ordering::Relaxed);
             if now == last {
                 eprintln!("case {now} does not end");

@@ -146,7 +146,7 @@ fn forty_kills_change_no_byte() {
             assert!(
                 !folder.exists() || accepted(&folder),
                 "a half-written folder has its name"
-            )
+            );
         },
         &|| assert_same(&whole_folder, &folder),
     );

@@ -61,7 +61,8 @@ fn running(command: &mut Command, args: &[&str], word: &str) -> (Child, BufReade
             return (child, said);
         }
     }
-    panic!("`{word}` never came in:\n{line}");
+    let status = child.wait().unwrap();
+    panic!("`{word}` never came in, {status}:\n{line}");
 }
 
 /// What a command started by [`running`] ended with.

@@ -46,7 +46,7 @@ fn mask(view: View, context: usize, width: usize) -> Vec<f16> {
         match view {
             View::All => -((c % 7) as f32),
             View::Nothing if r == 1 => HIDDEN,
-            View::Tree if c > FILLED && c < FILLED + r && c % 3 == 0 => HIDDEN,
+            View::Tree if c > FILLED && c < FILLED + r && c.is_multiple_of(3) => HIDDEN,
             _ if seen => 0.0,
             _ => HIDDEN,
         }

@@ -131,6 +131,7 @@ impl<F: FnMut(&[u32], usize) -> Vec<Guess>> Draft for Scripted<F> {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as a session takes drafts")]
 fn scripted(
     script: impl FnMut(&[u32], usize) -> Vec<Guess> + Send + 'static,
 ) -> Option<Box<dyn Draft + Send>> {

@@ -15,7 +15,7 @@ use crate::error::chain;
 use crate::{Error, Hub, Repo};
 
 /// Longest wait that a `Retry-After` is obeyed for.
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+const LONGEST_PAUSE: Duration = Duration::from_mins(5);
 
 /// Listings are some kilobytes.
 const MAX_LISTING: usize = 64 << 20;

@@ -23,7 +23,7 @@ pub use repo::Repo;
 pub use upload::{LocalFile, Published, Upload};
 
 /// No byte for so long counts as a broken connection.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_mins(1);
 
 /// Where the Hub is and who asks.
 #[derive(Clone, Debug)]

@@ -19,6 +19,7 @@ use crate::synth::{Published, SynthOptions};
 
 /// What every command that writes something takes.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command")]
 pub(super) struct RunArgs {
     /// Print the steps with their bytes, peak memory and estimated time, and stop.
     #[arg(long)]
@@ -324,6 +325,7 @@ impl AblateArgs {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command")]
 pub(super) struct PackageArgs {
     /// Model folder.
     folder: PathBuf,

@@ -84,7 +84,9 @@ pub(super) fn complete(command: &Command, mut args: Vec<OsString>) -> Result<Vec
             }
         }
     }
-    args.splice(at + 1..at + 1, more);
+    let rest = args.split_off(at + 1);
+    args.extend(more);
+    args.extend(rest);
     Ok(args)
 }
 

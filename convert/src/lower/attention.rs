@@ -46,6 +46,7 @@ pub(super) struct Context<'a> {
 }
 
 /// What the host gives a function besides hidden states.
+#[derive(Clone, Copy)]
 pub(super) struct Host {
     /// Rotary factors `[1, 1, w, d]`.
     pub(super) cos: ValueId,

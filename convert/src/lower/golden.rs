@@ -291,9 +291,9 @@ fn sliced_choices_are_the_first_best_of_the_whole_vocabulary() {
     let (vocab, valid) = (151_936, 151_669);
     let mut scores = noise(8, vocab * WIDTH);
     // So coarse that the best score appears often, in several slices.
-    scores
-        .iter_mut()
-        .for_each(|v| *v = (*v * 40.0).round() / 4.0);
+    for v in &mut scores {
+        *v = (*v * 40.0).round() / 4.0;
+    }
     // A winner that only pads the vocabulary, one at the very end, one at a slice's edge.
     scores[(vocab - 1) * WIDTH] = 100.0;
     scores[(valid - 1) * WIDTH + 1] = 50.0;

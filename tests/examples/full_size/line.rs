@@ -162,20 +162,18 @@ fn compare(folder: &Path, manifest: &Manifest) -> Result<(), Box<dyn Error>> {
         let outcome = plan.run_with_argmax_inputs(&ours, &mut states)?;
         println!("{}: our runtime in {}", chunk.path, step.end());
         for (name, tensor) in &outcome.outputs {
-            match tensor.data() {
-                Data::U32(ids) => {
-                    let rows = (0..WIDTH)
-                        .map(|row| outcome.argmax.iter().flat_map(|s| s.row(row)).collect());
-                    same_ids(ids, &words(&theirs.get(name).bytes), rows.collect());
-                }
-                _ => {
-                    let found = tensor.as_f16().ok_or("hidden states are f16")?;
-                    let found: Vec<f32> = found.iter().map(|v| v.to_f32()).collect();
-                    let far = distance(&theirs.get(name).to_f32(), &found);
-                    println!("{name}: {far:.5} apart, relative to their norm");
-                    assert!(far < NEAR);
-                    x = found.iter().map(|&v| f16::from_f32(v)).collect();
-                }
+            if let Data::U32(ids) = tensor.data() {
+                let rows = (0..WIDTH)
+                    .map(|row| outcome.argmax.iter().flat_map(|s| s.row(row)).collect())
+                    .collect::<Vec<_>>();
+                same_ids(ids, &words(&theirs.get(name).bytes), &rows);
+            } else {
+                let found = tensor.as_f16().ok_or("hidden states are f16")?;
+                let found: Vec<f32> = found.iter().map(|v| v.to_f32()).collect();
+                let far = distance(&theirs.get(name).to_f32(), &found);
+                println!("{name}: {far:.5} apart, relative to their norm");
+                assert!(far < NEAR);
+                x = found.iter().map(|&v| f16::from_f32(v)).collect();
             }
         }
         for (name, ours) in [("key_cache", &keys), ("value_cache", &values)] {
@@ -203,7 +201,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 }
 
 /// Ids may differ where two logits are as good as equal.
-fn same_ids(ours: &[u32], theirs: &[u32], logits: Vec<Vec<f32>>) {
+fn same_ids(ours: &[u32], theirs: &[u32], logits: &[Vec<f32>]) {
     let mut equal = 0;
     for (row, logits) in logits.iter().enumerate() {
         if ours[row] == theirs[row] {

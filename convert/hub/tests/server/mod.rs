@@ -292,7 +292,7 @@ fn answer(state: &mut State, request: &Request, fault: Option<Kind>) -> Answer {
                 .collect();
             return ok_json(&json!({ "files": modes }));
         }
-        Some((name, "commit")) => return commit(state, &name.to_string(), request, query),
+        Some((name, "commit")) => return commit(state, name, request, query),
         _ => {}
     }
     plain(404, "{\"error\":\"Repository not found\"}")
