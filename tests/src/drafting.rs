@@ -44,6 +44,15 @@ pub struct Cycle {
 }
 
 impl Walk {
+    /// The part of the walk through the first `texts` texts.
+    #[must_use]
+    pub fn first(mut self, texts: usize) -> Self {
+        self.texts.truncate(texts);
+        self.domains.truncate(texts);
+        self.cycles.retain(|cycle| cycle.text < texts);
+        self
+    }
+
     /// Reads the reference `name`, made from the model in `model` and the drafter in
     /// `drafter`; `dflash` reads what the same weights guess as a DFlash drafter.
     ///
