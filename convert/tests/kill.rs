@@ -46,7 +46,8 @@ fn timed(args: &[&str]) -> Duration {
 }
 
 /// Kills `args` at `points` random moments, beginning anew by `reset` whenever it gets
-/// done; `sound` is asked after every kill whether what is there may be there.
+/// done; `sound` is asked after every kill whether what is there may be there. The
+/// moments lie within `whole`, which shrinks where the command was done before.
 fn kill_at(
     points: usize,
     seed: u64,
@@ -57,12 +58,16 @@ fn kill_at(
     same: &dyn Fn(),
 ) {
     let mut random = Random(seed);
+    let mut span = whole;
     let mut hit = 0;
     reset();
     for _ in 0..points * 20 {
-        if killed(args, whole.mul_f64(random.next())) {
+        if killed(args, span.mul_f64(random.next())) {
             hit += 1;
+            span = span.mul_f64(1.1).min(whole);
             sound();
+        } else {
+            span = span.mul_f64(0.8);
         }
         // Every third time what is left is completed, so that kills also meet the
         // leavings of earlier kills.
