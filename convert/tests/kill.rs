@@ -5,10 +5,9 @@ mod common;
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{assert_same, command, ok, run, text, tiny};
+use common::{assert_same, killed, ok, run, text, tiny};
 
 /// A fixed sequence of numbers in `0..1` (Knuth's MMIX generator).
 struct Random(u64);
@@ -21,21 +20,6 @@ impl Random {
             .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
-}
-
-/// Starts the command and kills it after `delay`, unless it has ended by then.
-fn killed(args: &[&str], delay: Duration) -> bool {
-    let mut child = command()
-        .args(args)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(delay);
-    let running = child.try_wait().unwrap().is_none();
-    let _ = child.kill();
-    child.wait().unwrap();
-    running
 }
 
 /// How long the command takes when nobody disturbs it.

@@ -5,10 +5,9 @@ mod common;
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
-use common::{assert_same, command, ok, run, text, tiny};
+use common::{assert_same, command, killed, ok, run, text, tiny};
 
 fn quantize_args<'a>(model: &'a str, store: &'a str, jobs: &'a str) -> Vec<&'a str> {
     vec![
@@ -120,21 +119,6 @@ fn tuning_lowers_the_divergence_to_the_same_bytes_with_any_number_of_threads() {
     let folder = dir.path().join("folder");
     ok(&target_args(text(&one), text(&folder)));
     assert!(accepted(&folder));
-}
-
-/// Starts the command, kills it after `delay` and says whether it was still running.
-fn killed(args: &[&str], delay: Duration) -> bool {
-    let mut child = command()
-        .args(args)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(delay);
-    let running = child.try_wait().unwrap().is_none();
-    let _ = child.kill();
-    child.wait().unwrap();
-    running
 }
 
 fn accepted(folder: &Path) -> bool {

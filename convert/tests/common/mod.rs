@@ -4,7 +4,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 /// The trained tiny Qwen3 of the repository.
 pub(crate) fn tiny() -> PathBuf {
@@ -40,6 +41,21 @@ pub(crate) fn run(args: &[&str]) -> Output {
 
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8 path")
+}
+
+/// Starts the command, kills it after `delay` and says whether it was still running.
+pub(crate) fn killed(args: &[&str], delay: Duration) -> bool {
+    let mut child = command()
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(delay);
+    let running = child.try_wait().unwrap().is_none();
+    let _ = child.kill();
+    child.wait().unwrap();
+    running
 }
 
 /// Runs and expects success.

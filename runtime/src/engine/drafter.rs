@@ -16,7 +16,7 @@ use anemone_schemas::manifest::{self, Manifest, RopeTable};
 use anemone_schemas::mapped::MappedFile;
 use half::f16;
 
-use super::{Draft, EngineError, Guess};
+use super::{Draft, EngineError, Guess, inputs};
 use crate::kernels::Pool;
 use crate::plan::Plan;
 use crate::program::Program;
@@ -59,24 +59,11 @@ impl DrafterProgram {
         let Some(info) = manifest.drafter else {
             return Ok(None);
         };
-        let path = folder.join(&info.embedding.path);
-        let embedding = MappedFile::open(&path).map_err(|source| EngineError::Io {
-            path: path.clone(),
-            source,
-        })?;
-        let [rows, cols] = info.embedding.shape;
-        if Some(embedding.len()) != rows.checked_mul(cols).and_then(|n| n.checked_mul(2)) {
-            return Err(EngineError::Embedding {
-                path,
-                found: embedding.len(),
-                rows,
-                cols,
-            });
-        }
+        let embedding = inputs::open_table(folder, &info.embedding)?;
         let pool = Arc::new(Pool::new(threads));
         let program = Program::open_with(&folder.join(&info.path), pool)?;
         Ok(Some(Arc::new(Self {
-            hidden: cols,
+            hidden: info.embedding.shape[1],
             info,
             embedding,
             program,

@@ -5,8 +5,11 @@
 //! So the tensors stay in [`Buffers`] between calls, and what is the same is not
 //! written again; nor are the sines of a position computed twice.
 
+use std::path::Path;
+
 use anemone_schemas::aimodel::ir::Elem;
-use anemone_schemas::manifest::Manifest;
+use anemone_schemas::manifest::{Manifest, TableFile};
+use anemone_schemas::mapped::MappedFile;
 use half::f16;
 
 use super::EngineError;
@@ -103,6 +106,25 @@ fn values(tensor: &mut Tensor) -> &mut [f16] {
         Data::F16(values) => values,
         _ => &mut [],
     }
+}
+
+/// Maps an embedding table that has the bytes its shape says.
+pub(super) fn open_table(folder: &Path, table: &TableFile) -> Result<MappedFile, EngineError> {
+    let path = folder.join(&table.path);
+    let bytes = MappedFile::open(&path).map_err(|source| EngineError::Io {
+        path: path.clone(),
+        source,
+    })?;
+    let [rows, cols] = table.shape;
+    if Some(bytes.len()) != rows.checked_mul(cols).and_then(|n| n.checked_mul(2)) {
+        return Err(EngineError::Embedding {
+            path,
+            found: bytes.len(),
+            rows,
+            cols,
+        });
+    }
+    Ok(bytes)
 }
 
 fn embed(

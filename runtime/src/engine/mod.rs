@@ -125,20 +125,7 @@ impl Engine {
     /// A folder that is not whole, or a program that cannot be read.
     pub fn open(folder: &Path, threads: usize) -> Result<Self, EngineError> {
         let manifest = Manifest::read(folder)?;
-        let path = folder.join(&manifest.embedding.path);
-        let embedding = MappedFile::open(&path).map_err(|source| EngineError::Io {
-            path: path.clone(),
-            source,
-        })?;
-        let [rows, cols] = manifest.embedding.shape;
-        if Some(embedding.len()) != rows.checked_mul(cols).and_then(|n| n.checked_mul(2)) {
-            return Err(EngineError::Embedding {
-                path,
-                found: embedding.len(),
-                rows,
-                cols,
-            });
-        }
+        let embedding = inputs::open_table(folder, &manifest.embedding)?;
         let pool = Arc::new(Pool::new(threads));
         let chunks = manifest
             .chunks
