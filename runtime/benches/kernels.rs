@@ -14,7 +14,7 @@ use criterion::{Criterion, Throughput, criterion_group};
 use half::f16;
 use std::time::Duration;
 
-const SHAPES: [(usize, usize); 3] = [(4096, 4096), (12288, 4096), (4096, 12288)];
+const SHAPES: [(usize, usize); 4] = [(4096, 4096), (12288, 4096), (4096, 12288), (2048, 512)];
 const WIDTHS: [usize; 9] = [1, 2, 4, 5, 8, 16, 24, 32, 64];
 const GROUP: usize = 32;
 const ROTATION: usize = 512 << 20;

@@ -306,4 +306,8 @@ impl Simd for Avx512 {
     fn prefetch(self, at: *const u8) {
         avx512!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
     }
+    #[inline(always)]
+    fn prefetch_far(self, at: *const u8) {
+        avx512!(_mm_prefetch::<_MM_HINT_T1>(at.cast()));
+    }
 }

@@ -27,10 +27,16 @@ const BITS: usize = 4;
 const BYTES: usize = BLOCK * BITS / 8;
 /// Rows that are taken through all tokens before the next ones.
 const ROWS: usize = 8;
-/// Bytes by which tall tiles prefetch in each row: for rows of 4096 columns the same
-/// place in the next rows. Half of that costs a tenth of the speed, since rows that
-/// begin are then waited for.
+/// Bytes by which the first turn asks for each row of several tokens: for rows of 4096
+/// columns the same place in the next rows.
 const AHEAD: usize = 2048;
+/// Blocks by which a single token asks for its rows in the second-level cache: 16 KiB of
+/// eight rows. The first level could not hold so much beside the inputs.
+const FAR: usize = 32;
+/// The same for the first-level cache.
+const NEAR: usize = 8;
+/// Bytes of a row from which on that pays; the processor foresees shorter ones.
+const LONG: usize = 1024;
 
 /// Whether these kernels take `w`: every row has to start on a byte.
 pub(super) fn takes(w: &LutWeights) -> bool {
@@ -80,7 +86,7 @@ fn add_turns<S: Simd>(
             count: width,
             ..*span
         };
-        let (ahead, acc) = (if turn == 0 { AHEAD } else { 0 }, &mut acc[done * TILE..]);
+        let (ahead, acc) = (turn == 0, &mut acc[done * TILE..]);
         // As many rows as leave registers for their accumulators.
         if S::TILE_ROWS >= 4 {
             match width {
@@ -110,7 +116,7 @@ fn add_tiles<S: Simd, const R: usize, const T: usize>(
     span: &Span,
     tables: &[Table],
     group: usize,
-    ahead: usize,
+    ahead: bool,
     acc: &mut [Lanes],
 ) {
     for group in (group..group + ROWS).step_by(R) {
@@ -120,8 +126,7 @@ fn add_tiles<S: Simd, const R: usize, const T: usize>(
     }
 }
 
-/// `R` rows from `span.first + group` on; where `ahead` is not zero, prefetches
-/// each row by so many bytes.
+/// `R` rows from `span.first + group` on; `ahead` asks for what the rows hold next.
 #[inline(always)]
 fn add_tile<S: Simd, const R: usize, const T: usize>(
     s: S,
@@ -129,7 +134,7 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
     span: &Span,
     tables: &[Table],
     group: usize,
-    ahead: usize,
+    ahead: bool,
     acc: &mut [Lanes],
 ) {
     let Span {
@@ -166,11 +171,19 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
             sums[r][t] = unsafe { s.load(acc.add(t * TILE + r).cast()) };
         }
     }
+    let mut near = Ahead::new(NEAR, from, to, R * row_bytes);
+    let mut far = Ahead::new(FAR, from, to, R * row_bytes);
     for block in from..to {
         let offset = block * BYTES;
-        if ahead != 0 {
+        if ahead && T == 1 && row_bytes >= LONG {
+            let (near, far) = (near.step(), far.step());
+            for r in 0..R {
+                s.prefetch(at[r].wrapping_add(near));
+                s.prefetch_far(at[r].wrapping_add(far));
+            }
+        } else if ahead && T > 1 {
             // Past the end of these rows, the rows after them.
-            let next = match offset + ahead {
+            let next = match offset + AHEAD {
                 within if within < row_bytes => within,
                 past => past + (R - 1) * row_bytes,
             };
@@ -225,6 +238,46 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
             // SAFETY: `acc` holds sixteen rows of `T` tokens.
             unsafe { s.store(sums[r][t], acc.add(t * TILE + r).cast()) };
         }
+    }
+}
+
+/// Where a tile will read some blocks later: further on in its rows, and past their span
+/// in those of the next tile.
+struct Ahead {
+    /// Bytes from the start of a row of this tile.
+    offset: usize,
+    /// Blocks to the end of the span, and of the whole span.
+    left: usize,
+    blocks: usize,
+    /// Bytes from the end of the span to its start in the next tile.
+    jump: usize,
+}
+
+impl Ahead {
+    /// Ahead of block `from` by `by`, in a span of blocks `from..to`, which is not empty.
+    #[inline(always)]
+    fn new(by: usize, from: usize, to: usize, tile_bytes: usize) -> Self {
+        let blocks = (to - from).max(1);
+        let (tiles, within) = (by / blocks, by % blocks);
+        Self {
+            offset: tiles * tile_bytes + (from + within) * BYTES,
+            left: blocks - within,
+            blocks,
+            jump: tile_bytes.saturating_sub(blocks * BYTES),
+        }
+    }
+
+    /// The place, and on to the next.
+    #[inline(always)]
+    fn step(&mut self) -> usize {
+        let offset = self.offset;
+        self.offset += BYTES;
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.blocks;
+            self.offset += self.jump;
+        }
+        offset
     }
 }
 

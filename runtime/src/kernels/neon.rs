@@ -237,4 +237,12 @@ impl Simd for Neon {
             options(nostack, readonly, preserves_flags),
         ));
     }
+    #[inline(always)]
+    fn prefetch_far(self, at: *const u8) {
+        neon!(std::arch::asm!(
+            "prfm pldl2keep, [{0}]",
+            in(reg) at,
+            options(nostack, readonly, preserves_flags),
+        ));
+    }
 }

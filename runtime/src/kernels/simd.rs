@@ -196,6 +196,12 @@ pub(super) trait Simd: Copy {
     fn prefetch(self, at: *const u8) {
         let _ = at;
     }
+
+    /// The same for the second-level cache only.
+    #[inline(always)]
+    fn prefetch_far(self, at: *const u8) {
+        let _ = at;
+    }
 }
 
 /// Elements `at..at + 16`, zero past the end of `x`.
