@@ -10,7 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic;
 
+mod detail;
 mod html;
+mod plots;
+
+pub use detail::{Choice, MatrixQuality, PositionKl, TableSample, WorstContext};
 
 /// Name of the report in a model folder.
 pub const REPORT_FILE: &str = "report.json";
@@ -67,6 +71,16 @@ pub struct Student {
     pub measured: Measured,
     /// Measures by text set, in the order of [`QualityReport::text`].
     pub sets: Vec<SetQuality>,
+    /// How far the hidden states lie from the teacher's after each layer, relative to the
+    /// norm of the teacher's, over all tokens. Empty if they cannot be seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layer_errors: Vec<f64>,
+    /// What the store says about each matrix. Empty without a store.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matrices: Vec<MatrixQuality>,
+    /// Some of the store's tables.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableSample>,
 }
 
 /// Measures over one text set. KL is `KL(teacher || student)` in nats per token
@@ -104,6 +118,12 @@ pub struct SetQuality {
     pub ppl_teacher: Option<f64>,
     /// Perplexity of the text under the student.
     pub ppl_student: Option<f64>,
+    /// KL by position in the window: the first position, then ranges that double.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kl_positions: Vec<PositionKl>,
+    /// The positions with the largest KL, largest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worst: Vec<WorstContext>,
 }
 
 impl Student {

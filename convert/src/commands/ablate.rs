@@ -187,7 +187,7 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
             candidate: Candidate::Heads(weights, heads),
         });
     }
-    let students = eval::measure(&checkpoint, &sets, tokenizer.size(), entries, ui, stop)?;
+    let students = eval::measure(&checkpoint, &sets, &tokenizer, entries, ui, stop)?;
     let report = eval::report(&checkpoint, &sets, students);
     let lengths: Vec<Vec<usize>> = sets
         .iter()
@@ -301,11 +301,16 @@ mod tests {
             top1: 0.0,
             ppl_teacher: None,
             ppl_student: None,
+            kl_positions: Vec::new(),
+            worst: Vec::new(),
         };
         Student {
             name: String::new(),
             measured: Measured::Simulator,
             sets: vec![set],
+            layer_errors: Vec::new(),
+            matrices: Vec::new(),
+            tables: Vec::new(),
         }
     }
 

@@ -59,7 +59,6 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
         window: WINDOW,
     };
     let sets = text::evaluation(&tokenizer, &[], budget)?;
-    let vocab = tokenizer.size();
 
     let mut rows: Vec<Row> = Vec::new();
     let rtn = AffineWeights {
@@ -69,7 +68,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
         name: "affine group 64, round to nearest".into(),
         candidate: Candidate::Weights(&rtn),
     };
-    let mut students = eval::measure(&checkpoint, &sets, vocab, vec![entry], ui, stop)?;
+    let mut students = eval::measure(&checkpoint, &sets, &tokenizer, vec![entry], ui, stop)?;
     rows.push(Row {
         size: None,
         bits: 4.0 + 32.0 / AFFINE_GROUP as f64,
@@ -131,7 +130,14 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
         for _ in &entries {
             rows.push(Row::of(&store));
         }
-        students.extend(eval::measure(&checkpoint, &sets, vocab, entries, ui, stop)?);
+        students.extend(eval::measure(
+            &checkpoint,
+            &sets,
+            &tokenizer,
+            entries,
+            ui,
+            stop,
+        )?);
         clock.lap(&format!("eval {dir}"));
     }
 

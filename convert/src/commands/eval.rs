@@ -7,13 +7,14 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anemone_calib::{Kl, Shingles, Teacher, Weights};
+use anemone_calib::{Hidden, Kl, Shingles, Teacher, Weights};
 use anemone_runtime::engine::Engine;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::report::{
     Measured, QualityReport, REPORT_VERSION, SetQuality, Student, TextSet as ReportedText,
 };
 use anemone_schemas::store::Store;
+use anemone_schemas::tokenizer::TokenizerFolder;
 
 use super::quantize::CALIBRATION_FILE;
 use super::target::{quantization_name, store_spec};
@@ -22,6 +23,9 @@ use crate::error::Error;
 use crate::lower::StoreWeights;
 use crate::stop::Stop;
 use crate::ui::Ui;
+
+mod detail;
+use detail::Worst;
 
 /// What to compare on which text.
 #[derive(Clone, Debug)]
@@ -104,7 +108,11 @@ pub fn run(options: &EvalOptions, ui: Ui, stop: &Stop) -> Result<QualityReport, 
     if let Some(store) = &store {
         note_overlap(store, &sets, ui)?;
     }
-    let students = measure(&checkpoint, &sets, tokenizer.size(), entries, ui, stop)?;
+    let mut students = measure(&checkpoint, &sets, &tokenizer, entries, ui, stop)?;
+    // The store's entry comes first.
+    if let (Some(store), Some(student)) = (&store, students.first_mut()) {
+        detail::add_store(student, store)?;
+    }
     Ok(report(&checkpoint, &sets, students))
 }
 
@@ -154,50 +162,74 @@ pub(super) fn report(
     }
 }
 
-/// Final hidden states of all windows of some weights, and one or more output layers.
-struct Finished<'a> {
+/// Hidden states of all windows of some weights, and one or more output layers.
+struct Pass<'a> {
     teacher: Teacher<'a>,
-    hidden: Vec<Vec<f32>>,
+    hidden: Hidden,
     heads: Vec<Vec<f32>>,
+    /// Distance from the teacher's hidden states after each layer.
+    errors: Vec<f64>,
 }
 
-impl<'a> Finished<'a> {
-    fn run(
+impl<'a> Pass<'a> {
+    fn new(
         weights: &'a dyn Weights,
         heads: &[&dyn Weights],
         windows: &[Vec<u32>],
-        name: &str,
-        ui: Ui,
-        stop: &Stop,
     ) -> Result<Self, Error> {
         let teacher = Teacher::new(weights);
-        let layers = weights.spec().layers;
-        let stage = ui.stage("eval", layers);
-        let mut hidden = teacher.embed(windows)?;
-        for layer in 0..layers {
-            stop.check()?;
-            teacher.block(layer, &mut hidden, None)?;
-            stage.step(&format!("{name}: layer {layer}"));
-        }
-        let hidden = teacher.final_norm(&hidden)?.0;
         let heads = heads.iter().map(|w| Teacher::new(*w).head());
-        let heads = heads.collect::<Result<_, _>>()?;
         Ok(Self {
+            hidden: teacher.embed(windows)?,
+            heads: heads.collect::<Result<_, _>>()?,
+            errors: Vec::new(),
             teacher,
-            hidden,
-            heads,
         })
     }
 
     fn logits(&self, window: usize, head: usize) -> Result<Vec<f32>, Error> {
         Ok(self
             .teacher
-            .logits(&self.hidden[window], &self.heads[head])?)
+            .logits(&self.hidden.0[window], &self.heads[head])?)
     }
 }
 
+/// Takes the teacher and all students through the layers side by side.
+fn run_layers<'a>(
+    reference: &mut Pass<'a>,
+    ready: &mut [Ready<'a>],
+    layers: usize,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<(), Error> {
+    let stage = ui.stage("eval", layers);
+    for layer in 0..layers {
+        stop.check()?;
+        reference
+            .teacher
+            .block(layer, &mut reference.hidden, None)?;
+        for student in &mut *ready {
+            if let Ready::Weights(pass) = student {
+                stop.check()?;
+                pass.teacher.block(layer, &mut pass.hidden, None)?;
+                let error = detail::relative(&reference.hidden.0, &pass.hidden.0);
+                pass.errors.push(error);
+            }
+        }
+        stage.step(&format!("layer {layer}"));
+    }
+    let passes = ready.iter_mut().filter_map(|r| match r {
+        Ready::Weights(pass) => Some(pass),
+        Ready::Folder(_) => None,
+    });
+    for pass in std::iter::once(reference).chain(passes) {
+        pass.hidden = pass.teacher.final_norm(&pass.hidden)?;
+    }
+    Ok(())
+}
+
 enum Ready<'a> {
-    Weights(Finished<'a>),
+    Weights(Pass<'a>),
     Folder(&'a Engine),
 }
 
@@ -209,6 +241,7 @@ struct Running {
     of: (usize, usize),
     sets: Vec<SetQuality>,
     kl: Kl,
+    worst: Worst,
 }
 
 /// Measures every entry against the teacher on all sets. The teacher's logits of a window are
@@ -219,7 +252,7 @@ struct Running {
 pub fn measure(
     teacher: &dyn Weights,
     sets: &[TextSet],
-    tokenizer_vocab: usize,
+    tokenizer: &TokenizerFolder,
     entries: Vec<Entry<'_>>,
     ui: Ui,
     stop: &Stop,
@@ -229,7 +262,7 @@ pub fn measure(
         .flat_map(|s| s.corpus.windows().to_vec())
         .collect();
     let rows = teacher.spec().vocab;
-    let reference = Finished::run(teacher, &[teacher], &windows, "teacher", ui, stop)?;
+    let mut reference = Pass::new(teacher, &[teacher], &windows)?;
     let mut ready = Vec::new();
     let mut running = Vec::new();
     for entry in entries {
@@ -249,6 +282,7 @@ pub fn measure(
                 of: (ready.len(), head),
                 sets: Vec::new(),
                 kl: Kl::new(),
+                worst: Worst::default(),
             });
         };
         if let Candidate::Folder(engine) = entry.candidate {
@@ -259,10 +293,11 @@ pub fn measure(
             for (head, (name, _)) in heads.into_iter().enumerate() {
                 student(name, Measured::Simulator, head);
             }
-            let finished = Finished::run(own, &tables, &windows, &entry.name, ui, stop)?;
-            ready.push(Ready::Weights(finished));
+            ready.push(Ready::Weights(Pass::new(own, &tables, &windows)?));
         }
     }
+    let layers = teacher.spec().layers;
+    run_layers(&mut reference, &mut ready, layers, ui, stop)?;
     let stage = ui.stage("eval", windows.len());
     let mut next = 0;
     for set in sets {
@@ -277,9 +312,14 @@ pub fn measure(
                     Ready::Weights(f) => f.logits(next, student.of.1)?,
                     Ready::Folder(e) => e.logits(window)?,
                 };
+                let before = student.kl.divergences().len();
+                let valid = tokenizer.size();
                 student
                     .kl
-                    .add_rows(&expected, &found, rows, tokenizer_vocab, &targets)?;
+                    .add_rows(&expected, &found, rows, valid, &targets)?;
+                let own = &student.kl.divergences()[before..];
+                let logits = (&expected[..], &found[..]);
+                student.worst.look(ends.len(), own, logits, rows, valid);
             }
             next += 1;
             ends.push(window.len());
@@ -287,13 +327,23 @@ pub fn measure(
         }
         for student in &mut running {
             let kl = std::mem::take(&mut student.kl);
-            student.sets.push(quality(&set.name, &kl, &ends)?);
+            let worst = std::mem::take(&mut student.worst);
+            student.sets.push(SetQuality {
+                worst: worst.read(set.corpus.windows(), tokenizer)?,
+                ..quality(&set.name, &kl, &ends)?
+            });
         }
     }
     let students = running.into_iter().map(|r| Student {
         name: r.name,
         measured: r.measured,
         sets: r.sets,
+        layer_errors: match &ready[r.of.0] {
+            Ready::Weights(pass) => pass.errors.clone(),
+            Ready::Folder(_) => Vec::new(),
+        },
+        matrices: Vec::new(),
+        tables: Vec::new(),
     });
     Ok(students.collect())
 }
@@ -325,6 +375,8 @@ fn quality(set: &str, kl: &Kl, windows: &[usize]) -> Result<SetQuality, Error> {
         top1: s.top1,
         ppl_teacher: s.ppl_teacher,
         ppl_student: s.ppl_student,
+        kl_positions: detail::positions(kl.divergences(), windows),
+        worst: Vec::new(),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Measured, QualityReport, SetQuality, Student};
+use super::{Measured, QualityReport, SetQuality, Student, plots};
 
 /// Colours of text sets, in their order; readable for the colour-blind (Okabe and Ito, 2008).
 const COLOURS: [&str; 6] = [
@@ -14,7 +14,8 @@ padding:0 1rem;color:#222}table{border-collapse:collapse;font-size:13px}\
 td,th{padding:.2rem .6rem;border-bottom:1px solid #ddd;text-align:right}\
 td:first-child,th:first-child{text-align:left}svg{width:100%;height:auto}\
 text{font:11px system-ui,sans-serif;fill:#444}figcaption{color:#555;font-size:13px}\
-.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}";
+.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}\
+.n{white-space:nowrap}";
 
 impl QualityReport {
     /// The page.
@@ -43,7 +44,14 @@ impl QualityReport {
         self.bars(&mut out);
         self.table(&mut out);
         for student in &self.students {
+            let _ = write!(
+                out,
+                "<h2>{}, {}</h2>",
+                escape(&student.name),
+                run_on(student.measured)
+            );
             windows(&mut out, student);
+            plots::student(&mut out, student);
         }
         out.push_str("</html>\n");
         out
@@ -153,15 +161,12 @@ fn windows(out: &mut String, student: &Student) {
             at += 1;
         }
     }
-    let _ = write!(
-        out,
-        "</svg><figcaption>{}, {}: mean KL of each window.</figcaption></figure>",
-        escape(&student.name),
-        run_on(student.measured)
+    out.push_str(
+        "</svg><figcaption>Mean KL of each window, in the order of the text.</figcaption></figure>",
     );
 }
 
-fn colour(set: usize) -> &'static str {
+pub(super) fn colour(set: usize) -> &'static str {
     COLOURS[set % COLOURS.len()]
 }
 
@@ -176,7 +181,7 @@ fn perplexity(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_string(), |v| format!("{v:.2}"))
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
@@ -184,11 +189,17 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{REPORT_VERSION, TextSet};
+    use super::super::{
+        Choice, MatrixQuality, PositionKl, REPORT_VERSION, TableSample, TextSet, WorstContext,
+    };
     use super::*;
 
     #[test]
     fn a_page_shows_every_student_and_set_and_loads_nothing() {
+        let choice = |token: &str, probability| Choice {
+            token: token.into(),
+            probability,
+        };
         let set = SetQuality {
             set: "docs".into(),
             tokens: 6,
@@ -203,11 +214,48 @@ mod tests {
             top1: 0.9,
             ppl_teacher: Some(8.0),
             ppl_student: None,
+            kl_positions: vec![
+                PositionKl {
+                    from: 0,
+                    to: 1,
+                    tokens: 2,
+                    kl_mean: 0.125,
+                },
+                PositionKl {
+                    from: 1,
+                    to: 2,
+                    tokens: 2,
+                    kl_mean: 0.03125,
+                },
+            ],
+            worst: vec![WorstContext {
+                window: 1,
+                position: 2,
+                kl: 1.0,
+                context: "if a <b".into(),
+                next: Some(" &&".into()),
+                teacher: vec![choice(" &&", 0.75)],
+                student: vec![choice("\n", 0.5)],
+            }],
         };
         let student = |name: &str, measured| Student {
             name: name.into(),
             measured,
             sets: vec![set.clone()],
+            layer_errors: vec![0.01, 0.02],
+            matrices: vec![MatrixQuality {
+                name: "model.layers.0.<q>".into(),
+                bits: 4,
+                method: "gptq".into(),
+                plain_error: 0.1,
+                weighted_error: 0.25,
+                fallback: Some("not positive definite".into()),
+            }],
+            tables: vec![TableSample {
+                matrix: "model.layers.0.<q>".into(),
+                group: 3,
+                values: vec![-1.0, 0.5],
+            }],
         };
         let report = QualityReport {
             format: REPORT_VERSION,
@@ -228,7 +276,12 @@ mod tests {
         assert!(page.contains("&lt;b&gt; &amp; co, simulator"));
         assert!(page.contains("lut4, shipped programs"));
         assert_eq!(page.matches("0.0625 ± 0.0100").count(), 4);
-        assert_eq!(page.matches("<circle").count(), 4);
+        // Two windows and two ranges of positions, two layers, of two students.
+        assert_eq!(page.matches("<circle").count(), 12);
+        assert_eq!(page.matches("if a &lt;b").count(), 2);
+        assert_eq!(page.matches("\u{201c}\\n\u{201d} 50%").count(), 2);
+        assert!(page.contains("model.layers.0.&lt;q&gt;"), "names are text");
+        assert!(page.contains("not positive definite"));
         for loaded in ["src=", "href=", "<script", "<b>"] {
             assert!(!page.contains(loaded), "{loaded}");
         }
