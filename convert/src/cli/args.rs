@@ -10,7 +10,7 @@ use crate::commands::doctor::DoctorOptions;
 use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::{BitsRule, QuantizeOptions};
+use crate::commands::quantize::{QuantizeOptions, Rule};
 use crate::commands::text::TextSource;
 use crate::commands::tune::TuneOptions;
 use crate::publish::PublishOptions;
@@ -76,9 +76,11 @@ pub(super) struct QuantizeArgs {
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
-    /// Other bits for matrices whose name holds TEXT, such as `lm_head=6`; repeatable.
-    #[arg(long = "bits-for", value_name = "TEXT=BITS")]
-    rules: Vec<BitsRule>,
+    /// Other options for the matrices whose name REGEX matches anywhere, such as
+    /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits`, `method` and
+    /// `damping`, by commas. Repeatable; the last rule that gives an option counts.
+    #[arg(long = "set", value_name = "REGEX=OPTIONS")]
+    rules: Vec<Rule>,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
     #[arg(long = "calib", value_name = "FILE")]
     calibration: Vec<PathBuf>,

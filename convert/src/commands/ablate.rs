@@ -17,7 +17,7 @@ use anemone_schemas::store::Store;
 
 use super::affine::AffineWeights;
 use super::eval::{self, Candidate, Entry};
-use super::quantize::{self, BitsRule, QuantizeOptions, Recipe};
+use super::quantize::{self, QuantizeOptions, Recipe};
 use super::target::store_spec;
 use super::text::{self, Budget, TextSource};
 use crate::error::Error;
@@ -145,8 +145,8 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
                 ..Settings::default()
             },
             rules: step.head.map_or_else(Vec::new, |bits| {
-                let part = "lm_head".to_string();
-                vec![BitsRule { part, bits }]
+                let rule = format!("^lm_head=bits={bits}").parse();
+                vec![rule.expect("a valid rule")]
             }),
             head: step.head.is_some(),
         })

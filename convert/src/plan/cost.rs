@@ -57,28 +57,38 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let group = Settings::default().group_rows;
+    options.check_rules(&options.rules, spec)?;
+    let recipe = options.recipe();
     let bytes = |name: &str, [rows, cols]: [usize; 2]| -> Result<u64, Error> {
-        LutShape::new(rows, cols, options.bits_of(name), group)
+        LutShape::new(rows, cols, recipe.matrix(name).bits, group)
             .map(|shape| shape.file_len())
             .map_err(|e| Error::usage(e.to_string()))
     };
-    let gptq = !matches!(options.method, Method::KMeans | Method::KMeansUnweighted);
-    let work = |shape: [usize; 2]| Work {
+    let feedback = |name: &str| {
+        !matches!(
+            recipe.matrix(name).method,
+            Method::KMeans | Method::KMeansUnweighted
+        )
+    };
+    let work = |name: &str, shape: [usize; 2]| Work {
         points: product(shape),
-        feedback: if gptq {
+        feedback: if feedback(name) {
             product(shape) * shape[1] as f64
         } else {
             0.0
         },
-        refinement: if options.method == Method::TwoSided {
+        refinement: if recipe.matrix(name).method == Method::TwoSided {
             product(shape) * shape[1] as f64
         } else {
             0.0
         },
         ..Work::default()
     };
-    let factor = |cols: usize| if gptq { (cols as f64).powi(3) } else { 0.0 };
-    let gradients = options.guided || options.method == Method::TwoSided;
+    let factor = |cols: usize, factored: bool| {
+        if factored { (cols as f64).powi(3) } else { 0.0 }
+    };
+    let gradients = recipe.needs_gradients();
+    let mut gptq = feedback(LM_HEAD);
     // Backward costs two products where forward costs one, after a forward of its own.
     let passes = if gradients { 4.0 } else { 1.0 };
     let tokens = options.tokens as f64;
@@ -98,7 +108,10 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         let mut factors = 0.0;
         for site in SITES {
             products += tokens * (site.width(spec) as f64).powi(2) / 2.0;
-            factors += factor(site.width(spec));
+            let mut readers = Linear::ALL.iter().filter(|l| l.site() == site);
+            let factored = readers.any(|l| feedback(&l.tensor(layer)));
+            factors += factor(site.width(spec), factored);
+            gptq |= factored;
         }
         let teacher = Work {
             products,
@@ -108,14 +121,14 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         steps.push(Step::new(format!("layer {layer}: statistics"), 0, teacher));
         for linear in Linear::ALL {
             let (name, shape) = (linear.tensor(layer), linear.shape(spec));
-            let bytes = bytes(&name, shape)?;
-            steps.push(Step::new(name, bytes, work(shape)));
+            let (bytes, work) = (bytes(&name, shape)?, work(&name, shape));
+            steps.push(Step::new(name, bytes, work));
         }
     }
     let head = [spec.vocab, spec.hidden];
-    let mut head_work = work(head);
+    let mut head_work = work(LM_HEAD, head);
     head_work.products = tokens * (spec.hidden as f64).powi(2) / 2.0;
-    head_work.factors = factor(spec.hidden);
+    head_work.factors = factor(spec.hidden, feedback(LM_HEAD));
     steps.push(Step::new(LM_HEAD, bytes(LM_HEAD, head)?, head_work));
     let norms: usize = spec
         .architecture
