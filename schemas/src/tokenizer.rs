@@ -242,6 +242,23 @@ impl TokenizerFolder {
         self.stop_ids.clone()
     }
 
+    /// The id that closes an answer in a rendered conversation, if that is a special token.
+    /// A model trained on conversations ends its answers with it, whether or not the
+    /// configs call it an end.
+    pub fn end_of_turn(&self) -> Option<u32> {
+        const ANSWER: &str = "An answer.";
+        let turn = |role: &str, content: &str| ChatMessage {
+            role: role.to_owned(),
+            content: content.to_owned(),
+        };
+        let turns = [turn("user", "A question?"), turn("assistant", ANSWER)];
+        let text = self.render_chat(&turns, false, &Map::new()).ok()?;
+        let (_, rest) = text.rsplit_once(ANSWER)?;
+        let id = *self.encode(rest.trim_start(), false).ok()?.first()?;
+        let added = self.tokenizer.get_added_tokens_decoder();
+        added.get(&id).filter(|token| token.special).map(|_| id)
+    }
+
     /// One more than the largest id. Rows of the embedding table above are padding.
     pub fn size(&self) -> usize {
         let vocab = self.tokenizer.get_vocab(true);

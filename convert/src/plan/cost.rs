@@ -16,31 +16,32 @@ use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
 use crate::commands::quantize::QuantizeOptions;
 use crate::commands::target::{self, TargetOptions};
+use crate::commands::text::TextSource;
 use crate::commands::verify;
 use crate::error::Error;
 use crate::quantize::{Method, Settings};
 use crate::synth::SynthOptions;
 
 /// Code, tokenizer and whatever else every command holds.
-const BASE_MEMORY: u64 = 96 << 20;
+pub(super) const BASE_MEMORY: u64 = 96 << 20;
 /// Reading text into tokens: as measured with the built-in text.
-const TEXT_MEMORY: u64 = 256 << 20;
+pub(super) const TEXT_MEMORY: u64 = 256 << 20;
 /// Positions that a layer's activations are computed for at a time.
 const GROUP_ROWS: usize = 2048;
 
 /// Multiply-adds of one layer for one token in a window of `window`.
-fn layer_products(spec: &ModelSpec, window: usize) -> f64 {
+pub(super) fn layer_products(spec: &ModelSpec, window: usize) -> f64 {
     let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
     // Scores and mix, half of them masked but computed.
     linears + 2.0 * (window * spec.heads * spec.head_dim) as f64
 }
 
-fn product(shape: [usize; 2]) -> f64 {
+pub(super) fn product(shape: [usize; 2]) -> f64 {
     shape[0] as f64 * shape[1] as f64
 }
 
 /// Weights of one layer in f32, and what its activations take beside.
-fn layer_memory(spec: &ModelSpec) -> u64 {
+pub(super) fn layer_memory(spec: &ModelSpec) -> u64 {
     let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
     let row = 6 * spec.hidden + 3 * spec.intermediate + 3 * spec.heads * spec.head_dim;
     linears as u64 * 4 + (GROUP_ROWS * row * 4) as u64
@@ -258,6 +259,15 @@ pub fn drafter(options: &DrafterOptions) -> Result<Plan, Error> {
     Ok(plan)
 }
 
+/// Sets of evaluation text.
+pub(super) fn sets(text: &[TextSource]) -> usize {
+    match text.len() {
+        // The built-in ones.
+        0 => 3,
+        given => given,
+    }
+}
+
 /// The plan of `eval`.
 ///
 /// # Errors
@@ -266,11 +276,7 @@ pub fn eval(options: &EvalOptions) -> Result<Plan, Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let spec = checkpoint.spec();
     let window = options.window.min(spec.max_position);
-    let sets = options
-        .text
-        .len()
-        .max(3 * usize::from(options.text.is_empty()));
-    let tokens = (options.tokens * sets) as f64;
+    let tokens = (options.tokens * sets(&options.text)) as f64;
     let forward = |what: &str| {
         let layers = spec.layers as f64 * layer_products(spec, window);
         let head = product([spec.vocab, spec.hidden]);
