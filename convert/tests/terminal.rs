@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use common::{command, text, tiny};
 
-/// Quantizes with standard error on a terminal of 100 columns and standard output in a
+/// Quantizes with standard error on a terminal of 80 columns and standard output in a
 /// file; gives what the terminal and the file got.
 fn on_a_terminal(dir: &Path, name: &str, more: &str, variables: &[(&str, &str)]) -> [String; 2] {
     let plain = command();
@@ -18,7 +18,7 @@ fn on_a_terminal(dir: &Path, name: &str, more: &str, variables: &[(&str, &str)])
         dir.join(format!("{name}.out")),
     );
     let line = format!(
-        "stty cols 100; '{}' quantize '{}' -o '{}' --tokens 512 --method kmeans --guided false \
+        "stty cols 80 rows 24; '{}' quantize '{}' -o '{}' --tokens 512 --method kmeans --guided false \
          --jobs 1 {more} > '{}'",
         plain.get_program().display(),
         tiny().display(),
@@ -75,7 +75,7 @@ fn a_terminal_gets_a_bar_with_the_time_left_and_standard_output_nothing_of_it() 
         .filter(|l| l.contains("quantize ["));
     let bar: Vec<&str> = bar.collect();
     assert!(bar.len() > 2, "{seen:?}");
-    for part in ["/57 ", "elapsed", "/s", "left"] {
+    for part in ["/57, ", "/s, ", " left"] {
         assert!(
             bar.iter().all(|l| l.contains(part)),
             "no `{part}` in {bar:?}"

@@ -102,7 +102,11 @@ fn a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused() {
         vocab.insert("<|one too many|>".into(), 4096.into());
     });
     let out = dir.path().join("store");
-    fails(&quantize(text(&model), text(&out)), 3, &["4097", "4096"]);
+    fails(
+        &quantize(text(&model), text(&out)),
+        3,
+        &["tokenizer.json", "4097 tokens", "4096 rows"],
+    );
 }
 
 /// A tiny model whose configs name the end of the text alone as an end, whose template

@@ -96,8 +96,10 @@ pub enum Error {
         token: String,
     },
     /// The tokenizer makes ids for which the model has no embedding.
-    #[error("the tokenizer has {tokens} tokens, but the embedding table only {rows} rows")]
+    #[error("`{}` has {tokens} tokens, but the embedding table only {rows} rows", path.display())]
     TooManyTokens {
+        /// `tokenizer.json`.
+        path: PathBuf,
         /// One more than the tokenizer's largest id.
         tokens: usize,
         /// Rows of the embedding table.
@@ -272,7 +274,11 @@ impl TokenizerFolder {
     pub fn check_fits(&self, rows: usize) -> Result<(), Error> {
         let tokens = self.size();
         if tokens > rows {
-            return Err(Error::TooManyTokens { tokens, rows });
+            return Err(Error::TooManyTokens {
+                path: self.dir.join(TOKENIZER),
+                tokens,
+                rows,
+            });
         }
         Ok(())
     }

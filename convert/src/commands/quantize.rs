@@ -145,6 +145,7 @@ pub fn run_all(
     let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let tokenizer = text::open_tokenizer(&options.model)?;
+    tokenizer.check_fits(spec.vocab)?;
     let window = options.window.min(spec.max_position);
     let budget = Budget {
         tokens: options.tokens,

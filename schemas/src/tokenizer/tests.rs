@@ -77,7 +77,8 @@ fn text_goes_there_and_back_and_saved_truncation_is_undone() {
         tokenizer.check_fits(257),
         Err(Error::TooManyTokens {
             tokens: 258,
-            rows: 257
+            rows: 257,
+            ..
         })
     ));
 }
