@@ -10,6 +10,7 @@ use anemone_schemas::atomic::partial_path;
 use anemone_schemas::manifest::{MANIFEST_FILE, Manifest};
 use anemone_schemas::store;
 
+use crate::commands::ablate;
 use crate::commands::package::BUNDLE_FILE;
 use crate::commands::target::TOKENIZER_DIR;
 use crate::commands::travels_with_model;
@@ -28,6 +29,8 @@ pub enum Kind {
     Checkpoint,
     /// The folder of `demo`.
     Demo,
+    /// The folder of `ablate`: stores, which are to be checked for themselves, and reports.
+    Ablation,
 }
 
 impl Kind {
@@ -38,6 +41,7 @@ impl Kind {
             Self::Bundle => "bundle",
             Self::Checkpoint => "checkpoint",
             Self::Demo => "demo",
+            Self::Ablation => "comparison",
         }
     }
 
@@ -49,6 +53,7 @@ impl Kind {
             Self::Bundle => BUNDLE_FILE,
             Self::Checkpoint => "config.json",
             Self::Demo => "report.json",
+            Self::Ablation => ablate::REPORT_FILE,
         };
         dir.join(last).exists()
     }
@@ -98,6 +103,13 @@ impl Kind {
                             .is_some_and(|e| e == "safetensors")
                 };
                 names.extend(entries(dir).ok()?.into_iter().filter(shard));
+            }
+            Self::Ablation => {
+                if !ablate::store_names().any(|store| dir.join(store).is_dir()) {
+                    return None;
+                }
+                add(&[ablate::REPORT_FILE, ablate::PAGE_FILE]);
+                names.extend(ablate::store_names().map(str::to_string));
             }
             Self::Demo => {
                 if !dir.join("model").is_dir() {

@@ -2,13 +2,14 @@
 //! terminal, a line per step otherwise, one JSON object per line for programs, nothing
 //! when quiet. A log file gets the lines whatever the terminal gets.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::error::Error;
@@ -106,13 +107,16 @@ impl Ui {
         };
         let bar = ProgressBar::with_draw_target(Some(length), target);
         let template = if bytes {
-            "{prefix:>12} [{bar:30}] {binary_bytes}/{binary_total_bytes} \
-             {binary_bytes_per_sec}, {eta} left  {wide_msg}"
+            "{prefix} [{bar:20}] {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, \
+             {eta} left  {wide_msg}"
         } else {
-            "{prefix:>12} [{bar:30}] {pos}/{len} {elapsed} elapsed, {per_sec}, {eta} left  \
-             {wide_msg}"
+            // So short that the name of a matrix has room on 80 columns.
+            "{prefix} [{bar:20}] {pos}/{len}, {rate}, {eta} left  {wide_msg}"
         };
         let style = ProgressStyle::with_template(template).expect("a valid template");
+        let style = style.with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
+            let _ = out.write_str(&rate(state.per_sec()));
+        });
         bar.set_style(style.progress_chars("=> "));
         bar.set_prefix(name.to_string());
         if shown {
@@ -236,10 +240,33 @@ impl Stage {
     }
 }
 
+/// `3.2/s`, or `41 s each` where a step takes longer than a second.
+fn rate(per_second: f64) -> String {
+    if per_second >= 1.0 {
+        format!("{per_second:.1}/s")
+    } else if per_second > 0.0 {
+        format!("{:.0} s each", 1.0 / per_second)
+    } else {
+        "-/s".to_string()
+    }
+}
+
 impl Drop for Stage {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
         self.ui
             .event(&json!({ "event": "end", "stage": self.name, "done": self.bar.position() }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rate;
+
+    #[test]
+    fn a_rate_is_per_second_or_seconds_each() {
+        assert_eq!(rate(32.53), "32.5/s");
+        assert_eq!(rate(0.024), "42 s each");
+        assert_eq!(rate(0.0), "-/s");
     }
 }

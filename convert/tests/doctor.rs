@@ -5,47 +5,15 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use common::{command, fails, ok, text, tiny, tiny_copy};
+use common::{command, converted, edit_json, fails, lowered, ok, text, tiny, tiny_copy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// A packaged folder of the tiny model.
-fn folder(dir: &Path, model: &Path) -> PathBuf {
-    // Plain text: no template has to render for it.
-    let calibration =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/text/calib_docs.txt");
-    let (store, folder) = (dir.join("store"), dir.join("folder"));
-    ok(&[
-        "quantize",
-        text(model),
-        "-o",
-        text(&store),
-        "--tokens",
-        "512",
-        "--method",
-        "kmeans",
-        "--calib",
-        text(&calibration),
-    ]);
-    ok(&[
-        "target",
-        text(&store),
-        "-o",
-        text(&folder),
-        "--max-context",
-        "256",
-    ]);
-    folder
-}
-
 /// Changes the manifest.
 fn edit_manifest(folder: &Path, change: impl FnOnce(&mut Value)) {
-    let path = folder.join("anemone.json");
-    let mut json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    change(&mut json);
-    fs::write(&path, serde_json::to_vec(&json).unwrap()).unwrap();
+    edit_json(&folder.join("anemone.json"), change);
 }
 
 /// Replaces a file, and its digest in the manifest.
@@ -90,7 +58,7 @@ fn assert_found(folder: &Path, class: &str, part: &str) {
 #[test]
 fn a_sound_folder_passes_and_the_model_is_run() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = folder(dir.path(), &tiny());
+    let folder = converted(&tiny(), dir.path());
     ok(&["package", text(&folder)]);
     let out = command()
         .args(["doctor", text(&folder)])
@@ -107,7 +75,7 @@ fn a_sound_folder_passes_and_the_model_is_run() {
 #[test]
 fn every_kind_of_damage_is_classed() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = folder(dir.path(), &tiny());
+    let folder = converted(&tiny(), dir.path());
     ok(&["package", text(&folder)]);
     let manifest = fs::read(folder.join("anemone.json")).unwrap();
     let restore = |name: &str, bytes: &[u8]| {
@@ -169,7 +137,7 @@ fn a_template_that_does_not_render_fails_in_package_not_at_the_first_user() {
         "{{ raise_exception('roles must alternate') }}{{ messages[0].content }}".into();
     fs::write(&path, config.to_string()).unwrap();
     let _ = fs::remove_file(model.join("chat_template.jinja"));
-    let folder = folder(dir.path(), &model);
+    let folder = converted(&model, dir.path());
     let before = common::contents(&folder);
     fails(
         &["package", text(&folder)],
@@ -183,7 +151,7 @@ fn a_template_that_does_not_render_fails_in_package_not_at_the_first_user() {
 #[test]
 fn a_trial_on_some_layers_is_marked_everywhere() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, folder) = (dir.path().join("store"), dir.path().join("folder"));
+    let store = dir.path().join("store");
     ok(&[
         "quantize",
         text(&tiny()),
@@ -196,16 +164,7 @@ fn a_trial_on_some_layers_is_marked_everywhere() {
         "--method",
         "kmeans",
     ]);
-    ok(&[
-        "target",
-        text(&store),
-        "-o",
-        text(&folder),
-        "--max-context",
-        "256",
-        "--name",
-        "tiny",
-    ]);
+    let folder = lowered(&store, dir.path(), &["--name", "tiny"]);
     ok(&["package", text(&folder)]);
     ok(&["verify", text(&folder)]);
     let manifest = fs::read_to_string(folder.join("anemone.json")).unwrap();

@@ -27,7 +27,7 @@ use anemone_convert::quantize::Method;
 use anemone_convert::ui::Ui;
 use anemone_memguard::{Event, Guard, Limits, Stop};
 use anemone_schemas::tokenizer::TokenizerFolder;
-use common::{ok, text, tiny_copy};
+use common::{lowered, ok, store, text, tiny_copy};
 use serde_json::Value;
 
 /// A fixed sequence of numbers (Knuth's MMIX generator).
@@ -221,25 +221,8 @@ fn watched(case: &Arc<AtomicUsize>) -> Guard {
 fn a_thousand_damaged_inputs_are_read_or_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let model = tiny_copy(dir.path());
-    let (store, folder) = (dir.path().join("store"), dir.path().join("folder"));
-    ok(&[
-        "quantize",
-        text(&model),
-        "-o",
-        text(&store),
-        "--tokens",
-        "256",
-        "--method",
-        "kmeans-unweighted",
-    ]);
-    ok(&[
-        "target",
-        text(&store),
-        "-o",
-        text(&folder),
-        "--max-context",
-        "256",
-    ]);
+    let store = store(&model, dir.path());
+    let folder = lowered(&store, dir.path(), &[]);
     ok(&["package", text(&folder)]);
 
     let case = Arc::new(AtomicUsize::new(0));

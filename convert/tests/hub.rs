@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{assert_same, command, contents, ok, text, tiny};
+use common::{assert_same, command, contents, converted, ok, text, tiny};
 use server::{COMMIT, Kind, REPO, Server};
 
 /// The tiny model as a repository, with what a real one has beside it.
@@ -246,20 +246,7 @@ fn a_download_killed_anywhere_goes_on_and_is_never_taken_for_whole() {
 fn a_packaged_folder_is_published_whole() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let (store, folder, home) = (at("store"), at("folder"), at("home"));
-    ok(&[
-        &["quantize", text(&tiny()), "-o", text(&store)][..],
-        &QUANTIZE,
-    ]
-    .concat());
-    ok(&[
-        "target",
-        text(&store),
-        "-o",
-        text(&folder),
-        "--max-context",
-        "256",
-    ]);
+    let (folder, home) = (converted(&tiny(), dir.path()), at("home"));
     let server = Server::start(BTreeMap::new());
     server.state.lock().unwrap().token = Some("right".into());
     let publish = |token: &str, more: &[&str]| {

@@ -68,8 +68,8 @@ fn tuning_lowers_the_divergence_to_the_same_bytes_with_any_number_of_threads() {
         "2048",
         "--window",
         "128",
-        "--bits-for",
-        "lm_head=6",
+        "--set",
+        "lm_head=bits=6",
     ]);
     let tuned = |threads: &str| {
         let output = dir.path().join(threads);

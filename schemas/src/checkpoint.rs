@@ -8,6 +8,8 @@
 //! refuses those.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Metadata;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::SystemTime;
@@ -89,7 +91,17 @@ pub fn read_spec(dir: &Path) -> Result<ModelSpec, Error> {
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) map: MappedFile,
-    modified: SystemTime,
+    /// Time of the last change, and which file it is.
+    state: (SystemTime, u64),
+}
+
+/// When a file was last changed, and its number in the file system where there is one.
+fn state(meta: &Metadata) -> io::Result<(SystemTime, u64)> {
+    #[cfg(unix)]
+    let number = std::os::unix::fs::MetadataExt::ino(meta);
+    #[cfg(not(unix))]
+    let number = 0;
+    Ok((meta.modified()?, number))
 }
 
 impl Checkpoint {
@@ -271,7 +283,7 @@ impl Checkpoint {
             let path = shard.map.path();
             let same = std::fs::metadata(path).is_ok_and(|meta| {
                 meta.len() == shard.map.len() as u64
-                    && meta.modified().is_ok_and(|at| at == shard.modified)
+                    && state(&meta).is_ok_and(|now| now == shard.state)
             });
             if !same {
                 return Err(Error::Changed {

@@ -96,8 +96,10 @@ pub enum Error {
         token: String,
     },
     /// The tokenizer makes ids for which the model has no embedding.
-    #[error("the tokenizer has {tokens} tokens, but the embedding table only {rows} rows")]
+    #[error("`{}` has {tokens} tokens, but the embedding table only {rows} rows", path.display())]
     TooManyTokens {
+        /// `tokenizer.json`.
+        path: PathBuf,
         /// One more than the tokenizer's largest id.
         tokens: usize,
         /// Rows of the embedding table.
@@ -242,6 +244,23 @@ impl TokenizerFolder {
         self.stop_ids.clone()
     }
 
+    /// The id that closes an answer in a rendered conversation, if that is a special token.
+    /// A model trained on conversations ends its answers with it, whether or not the
+    /// configs call it an end.
+    pub fn end_of_turn(&self) -> Option<u32> {
+        const ANSWER: &str = "An answer.";
+        let turn = |role: &str, content: &str| ChatMessage {
+            role: role.to_owned(),
+            content: content.to_owned(),
+        };
+        let turns = [turn("user", "A question?"), turn("assistant", ANSWER)];
+        let text = self.render_chat(&turns, false, &Map::new()).ok()?;
+        let (_, rest) = text.rsplit_once(ANSWER)?;
+        let id = *self.encode(rest.trim_start(), false).ok()?.first()?;
+        let added = self.tokenizer.get_added_tokens_decoder();
+        added.get(&id).filter(|token| token.special).map(|_| id)
+    }
+
     /// One more than the largest id. Rows of the embedding table above are padding.
     pub fn size(&self) -> usize {
         let vocab = self.tokenizer.get_vocab(true);
@@ -255,7 +274,11 @@ impl TokenizerFolder {
     pub fn check_fits(&self, rows: usize) -> Result<(), Error> {
         let tokens = self.size();
         if tokens > rows {
-            return Err(Error::TooManyTokens { tokens, rows });
+            return Err(Error::TooManyTokens {
+                path: self.dir.join(TOKENIZER),
+                tokens,
+                rows,
+            });
         }
         Ok(())
     }

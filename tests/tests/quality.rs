@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anemone_convert::commands::eval::{self, EvalOptions};
-use anemone_convert::commands::quantize::{self, BitsRule, QuantizeOptions};
+use anemone_convert::commands::quantize::{self, QuantizeOptions};
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
@@ -88,10 +88,7 @@ fn an_output_layer_of_six_bits_is_lowered_and_closer_to_the_original() {
             method: Method::Gptq,
             guided: false,
             bits: 4,
-            rules: vec![BitsRule {
-                part: "lm_head".into(),
-                bits,
-            }],
+            rules: vec![format!("lm_head=bits={bits}").parse().unwrap()],
             calibration: Vec::new(),
             tokens: 4096,
             window: 256,

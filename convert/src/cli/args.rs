@@ -4,15 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::commands::ablate::AblateOptions;
 use crate::commands::demo::DemoOptions;
 use crate::commands::doctor::DoctorOptions;
 use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
 use crate::commands::eval::EvalOptions;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::{BitsRule, QuantizeOptions};
+use crate::commands::quantize::{QuantizeOptions, Rule};
 use crate::commands::text::TextSource;
-use crate::commands::tune::TuneOptions;
 use crate::publish::PublishOptions;
 use crate::quantize::Method;
 use crate::synth::{Published, SynthOptions};
@@ -76,9 +74,11 @@ pub(super) struct QuantizeArgs {
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
-    /// Other bits for matrices whose name holds TEXT, such as `lm_head=6`; repeatable.
-    #[arg(long = "bits-for", value_name = "TEXT=BITS")]
-    rules: Vec<BitsRule>,
+    /// Other options for the matrices whose name REGEX matches anywhere, such as
+    /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits`, `method` and
+    /// `damping`, by commas. Repeatable; the last rule that gives an option counts.
+    #[arg(long = "set", value_name = "REGEX=OPTIONS")]
+    rules: Vec<Rule>,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
     #[arg(long = "calib", value_name = "FILE")]
     calibration: Vec<PathBuf>,
@@ -237,94 +237,6 @@ impl EvalArgs {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct TuneArgs {
-    /// Checkpoint folder of the bf16 model.
-    model: PathBuf,
-    /// Store to start from.
-    #[arg(long)]
-    store: PathBuf,
-    /// Store to make.
-    #[arg(short, long)]
-    output: PathBuf,
-    /// Text to train on, repeatable; a built-in text if absent.
-    #[arg(long = "calib", value_name = "FILE")]
-    calibration: Vec<PathBuf>,
-    /// Tokens of that text at most.
-    #[arg(long, default_value_t = 32_768)]
-    tokens: usize,
-    /// Tokens per window.
-    #[arg(long, default_value_t = 512)]
-    window: usize,
-    /// Steps of the optimizer.
-    #[arg(long, default_value_t = 32)]
-    steps: usize,
-    /// Tokens per step.
-    #[arg(long, default_value_t = 1536)]
-    step_tokens: usize,
-    /// Rate of table values, in standard deviations of their table.
-    #[arg(long, default_value_t = 1e-3)]
-    rate: f64,
-}
-
-impl TuneArgs {
-    pub(super) fn options(&self) -> TuneOptions {
-        TuneOptions {
-            model: self.model.clone(),
-            store: self.store.clone(),
-            output: self.output.clone(),
-            calibration: self.calibration.clone(),
-            tokens: self.tokens,
-            window: self.window,
-            steps: self.steps,
-            step_tokens: self.step_tokens,
-            rate: self.rate,
-        }
-    }
-}
-
-#[derive(Debug, Args)]
-pub(super) struct AblateArgs {
-    /// Checkpoint folder.
-    model: PathBuf,
-    /// Folder for the stores and `report.json`; stores already there are used again.
-    #[arg(short, long)]
-    output: PathBuf,
-    /// Calibration text, repeatable; a built-in text if absent.
-    #[arg(long = "calib", value_name = "FILE")]
-    calibration: Vec<PathBuf>,
-    /// Calibration tokens at most.
-    #[arg(long, default_value_t = 32_768)]
-    tokens: usize,
-    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
-    #[arg(long, value_name = "TEXT")]
-    text: Vec<TextSource>,
-    /// Tokens of each evaluation set at most.
-    #[arg(long, default_value_t = 8192)]
-    eval_tokens: usize,
-    /// Tokens per window.
-    #[arg(long, default_value_t = 512)]
-    window: usize,
-    /// Worker threads; the result does not depend on them.
-    #[arg(short, long, default_value_t = threads())]
-    jobs: usize,
-}
-
-impl AblateArgs {
-    pub(super) fn options(&self) -> AblateOptions {
-        AblateOptions {
-            model: self.model.clone(),
-            output: self.output.clone(),
-            calibration: self.calibration.clone(),
-            tokens: self.tokens,
-            text: self.text.clone(),
-            eval_tokens: self.eval_tokens,
-            window: self.window,
-            jobs: self.jobs,
-        }
-    }
-}
-
-#[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command")]
 pub(super) struct PackageArgs {
     /// Model folder.
@@ -476,6 +388,6 @@ fn first_layers(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected `0..N`: later layers need the earlier ones".to_string())
 }
 
-fn threads() -> usize {
+pub(super) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -6,27 +6,26 @@ mod config;
 mod docs;
 mod job;
 mod messages;
+mod say;
+mod studies;
 mod target_args;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_memguard::{LimitArgs, Stop};
-use anemone_schemas::atomic;
 use anemone_schemas::exit::{EXIT_HELP, Exit};
 use anemone_schemas::manifest::Manifest;
-use anemone_schemas::report::QualityReport;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use serde::Serialize;
 
 use crate::commands::findings::{Class, Finding};
 use crate::commands::{
-    ablate, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, tune, verify,
+    demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
 };
 use crate::error::Error;
 use crate::lint::LintOptions;
-use crate::output::{self, Kind};
+use crate::output::Kind;
 use crate::plan::{self, Plan};
 use crate::publish;
 use crate::source::{self, Source};
@@ -34,11 +33,12 @@ use crate::synth;
 use crate::ui::Ui;
 
 use args::{
-    AblateArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
-    QuantizeArgs, RunArgs, SynthArgs, TuneArgs,
+    DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs, QuantizeArgs, SynthArgs,
 };
 use job::{Job, LockArgs};
 use messages::MessageArgs;
+use say::{agreed, json, print, show, write_page};
+use studies::{AblateArgs, TuneArgs};
 use target_args::{LayoutArg, TargetArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
@@ -238,27 +238,14 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
             })?;
         }
         Command::Tune(a) => {
-            let options = a.options();
-            output::check(
-                &options.output,
-                Kind::Store,
-                &[&options.model, &options.store],
-            )?;
-            let _job = start(&format!("tune {}", options.store.display()))?;
-            let tuned = tune::run(&options, ui, &stop)?;
-            print(&format!(
-                "KL on text kept out of training: {:.4} before, {:.4} after",
-                tuned.before, tuned.after
-            ))?;
+            if let Some(model) = checkpoint(&a.model, a.run.dry_run, a.run.json, ui, &stop)? {
+                studies::tune(a, model, &start, ui, &stop)?;
+            }
         }
         Command::Ablate(a) => {
-            let options = a.options();
-            let _job = start(&format!("ablate {}", options.model.display()))?;
-            let (table, report) = ablate::run(&options, ui, &stop)?;
-            let path = options.output.join("report.json");
-            report.write(&path).map_err(|e| Error::io(&path, &e))?;
-            write_page(&options.output.join("report.html"), &report)?;
-            print(&table)?;
+            if let Some(model) = checkpoint(&a.model, a.run.dry_run, a.run.json, ui, &stop)? {
+                studies::ablate(a, model, &start, ui, &stop)?;
+            }
         }
         Command::Package(a) => {
             let options = a.options();
@@ -405,46 +392,4 @@ fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
         ));
     }
     show(plan, a.json)
-}
-
-fn write_page(path: &Path, report: &QualityReport) -> Result<(), Error> {
-    atomic::write_bytes(path, report.html().as_bytes()).map_err(|e| Error::io(path, &e))
-}
-
-/// Whether to go ahead: not after a dry run, which only shows the plan; and only where
-/// disk and memory suffice and the output may be written.
-fn agreed(
-    plan: Plan,
-    args: &RunArgs,
-    output: &Path,
-    kind: Kind,
-    inputs: &[&PathBuf],
-) -> Result<bool, Error> {
-    output::check(output, kind, inputs)?;
-    if args.dry_run {
-        show(plan, args.json)?;
-        return Ok(false);
-    }
-    plan.require()?;
-    output::discard(output, kind, args.fresh, args.overwrite)?;
-    Ok(true)
-}
-
-fn show(mut plan: Plan, as_json: bool) -> Result<(), Error> {
-    plan.estimate()?;
-    print(&if as_json { json(&plan)? } else { plan.text() })?;
-    // A plan that cannot be carried out is shown whole, then refused.
-    plan.require()
-}
-
-fn json(value: &impl Serialize) -> Result<String, Error> {
-    serde_json::to_string_pretty(value).map_err(|e| Error::unexpected(&e))
-}
-
-/// Prints to standard output; a reader that went away is no failure.
-fn print(text: &str) -> Result<(), Error> {
-    match writeln!(io::stdout(), "{}", text.trim_end()) {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|e| Error::unexpected(&e)),
-    }
 }

@@ -17,7 +17,7 @@ use anemone_schemas::store::Store;
 
 use super::affine::AffineWeights;
 use super::eval::{self, Candidate, Entry};
-use super::quantize::{self, BitsRule, QuantizeOptions, Recipe};
+use super::quantize::{self, QuantizeOptions, Recipe};
 use super::target::store_spec;
 use super::text::{self, Budget, TextSource};
 use crate::error::Error;
@@ -128,30 +128,51 @@ const HEADS: [(&str, &str); 4] = [
     ("two-sided guided LUT4 head", "both"),
 ];
 
+/// Report of the folder, written last.
+pub(crate) const REPORT_FILE: &str = "report.json";
+/// The same with plots.
+pub(crate) const PAGE_FILE: &str = "report.html";
+
+/// Folders of the stores in that of the command.
+pub(crate) fn store_names() -> impl Iterator<Item = &'static str> {
+    STEPS.iter().map(|step| step.dir)
+}
+
+/// The stores that the command makes or uses again.
+pub(crate) fn stores(options: &AblateOptions) -> impl Iterator<Item = PathBuf> {
+    store_names().map(|name| options.output.join(name))
+}
+
+/// Models that are measured, and output layers of the last; the others have two.
+pub(crate) const STUDENTS: [usize; 2] = [STEPS.len() + 1, HEADS.len()];
+
+/// What the stores are made by.
+pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
+    let recipes = STEPS.iter().zip(stores(options));
+    let recipes = recipes.map(|(step, output)| Recipe {
+        output,
+        method: step.method,
+        guided: step.guided,
+        settings: Settings {
+            damping: step.damping,
+            ..Settings::default()
+        },
+        rules: step.head.map_or_else(Vec::new, |bits| {
+            let rule = format!("^lm_head=bits={bits}").parse();
+            vec![rule.expect("a valid rule")]
+        }),
+        head: step.head.is_some(),
+    });
+    recipes.collect()
+}
+
 /// Runs the command; returns the table and the report.
 ///
 /// # Errors
 /// As `quantize` and `eval`.
 pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, QualityReport), Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
-    let recipes: Vec<Recipe> = STEPS
-        .iter()
-        .map(|step| Recipe {
-            output: options.output.join(step.dir),
-            method: step.method,
-            guided: step.guided,
-            settings: Settings {
-                damping: step.damping,
-                ..Settings::default()
-            },
-            rules: step.head.map_or_else(Vec::new, |bits| {
-                let part = "lm_head".to_string();
-                vec![BitsRule { part, bits }]
-            }),
-            head: step.head.is_some(),
-        })
-        .collect();
-    let stores = quantize::run_all(&options.quantize(), &recipes, ui, stop)?;
+    let stores = quantize::run_all(&options.quantize(), &recipes(options), ui, stop)?;
     let tokenizer = text::open_tokenizer(&options.model)?;
     let budget = Budget {
         tokens: options.eval_tokens,
@@ -197,7 +218,7 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
 }
 
 impl AblateOptions {
-    fn quantize(&self) -> QuantizeOptions {
+    pub(crate) fn quantize(&self) -> QuantizeOptions {
         QuantizeOptions {
             model: self.model.clone(),
             output: self.output.clone(),

@@ -37,12 +37,7 @@ impl Card<'_> {
                 }
             );
         }
-        let licence = self
-            .base
-            .license_name
-            .as_ref()
-            .or(self.base.license.as_ref());
-        let _ = match licence {
+        let _ = match self.base.name() {
             Some(name) => write!(
                 out,
                 "\n## Licence\n\nThat of the base model: {name}. Its licence and notices are in \

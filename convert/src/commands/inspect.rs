@@ -161,7 +161,7 @@ fn folder(path: &Path) -> Result<String, Error> {
     let total: u64 = m.files.values().map(|f| f.bytes).sum();
     let mut out = format!(
         "model folder {}\n{} ({}), {} layers, hidden {}, vocabulary {} ({} known to the tokenizer)\n\
-         weights {}, contexts {:?}, widths {:?}, {} in {} files\n",
+         weights {}, contexts {:?}, widths {:?}, {} in {} files\nstop ids {:?}\n",
         path.display(),
         m.model.name,
         m.model.architecture,
@@ -173,7 +173,8 @@ fn folder(path: &Path) -> Result<String, Error> {
         m.contexts,
         m.widths,
         megabytes(total),
-        m.files.len()
+        m.files.len(),
+        m.stop
     );
     for c in &m.chunks {
         let bytes: u64 = m

@@ -39,6 +39,13 @@ pub(super) struct Base {
     pub(super) language: Vec<String>,
 }
 
+impl Base {
+    /// What the licence is called.
+    pub(super) fn name(&self) -> Option<&String> {
+        self.license_name.as_ref().or(self.license.as_ref())
+    }
+}
+
 /// Whether a file of this name is copied along with a model.
 pub(crate) fn travels(name: &str) -> bool {
     let upper = name.to_ascii_uppercase();

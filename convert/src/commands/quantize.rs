@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher};
 use anemone_schemas::checkpoint::{self, Checkpoint};
@@ -23,16 +23,20 @@ use serde_json::Value;
 use super::notices;
 use super::text::{self, Budget};
 use crate::error::Error;
+use crate::output::{self, Kind};
 use crate::quantize::{Method, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
 mod recipe;
+mod rules;
 mod statistics;
 mod work;
 
-use recipe::bits_of;
-pub use recipe::{BitsRule, Recipe};
+pub(crate) use recipe::RULES;
+pub use recipe::Recipe;
+pub(crate) use rules::METHODS;
+pub use rules::Rule;
 use statistics::{Scratch, SiteStats, scratch_dir};
 use work::{Context, Work, put_f16};
 
@@ -59,8 +63,8 @@ pub struct QuantizeOptions {
     pub guided: bool,
     /// Bits per weight.
     pub bits: u8,
-    /// Exceptions to `bits`.
-    pub rules: Vec<BitsRule>,
+    /// Other options for some matrices.
+    pub rules: Vec<Rule>,
     /// Calibration text; empty for the built-in one.
     pub calibration: Vec<PathBuf>,
     /// At most this many calibration tokens.
@@ -83,9 +87,28 @@ impl QuantizeOptions {
         })
     }
 
-    /// Bits per weight of a matrix.
-    pub(crate) fn bits_of(&self, name: &str) -> u8 {
-        bits_of(&self.rules, self.bits, name)
+    /// What a store of these options is made by.
+    pub(crate) fn recipe(&self) -> Recipe {
+        Recipe {
+            output: self.output.clone(),
+            method: self.method,
+            guided: self.guided,
+            settings: Settings {
+                bits: self.bits,
+                ..Settings::default()
+            },
+            rules: self.rules.clone(),
+            head: true,
+        }
+    }
+
+    /// Refuses rules that match nothing.
+    pub(crate) fn check_rules(&self, rules: &[Rule], spec: &ModelSpec) -> Result<(), Error> {
+        let layers = match self.layers {
+            Some(_) => checkpoint::read_spec(&self.model)?.layers,
+            None => spec.layers,
+        };
+        rules::check(rules, spec, layers)
     }
 
     /// Which layers a trial has, such as `0..2 of 36`.
@@ -104,18 +127,7 @@ impl QuantizeOptions {
 /// Bad input, no calibration text, or an interruption (exit code 130): the store then
 /// holds every finished matrix and the same command goes on.
 pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Error> {
-    let recipe = Recipe {
-        output: options.output.clone(),
-        method: options.method,
-        guided: options.guided,
-        settings: Settings {
-            bits: options.bits,
-            ..Settings::default()
-        },
-        rules: options.rules.clone(),
-        head: true,
-    };
-    let mut stores = run_all(options, &[recipe], ui, stop)?;
+    let mut stores = run_all(options, &[options.recipe()], ui, stop)?;
     Ok(stores.remove(0))
 }
 
@@ -133,13 +145,15 @@ pub fn run_all(
     let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let tokenizer = text::open_tokenizer(&options.model)?;
+    tokenizer.check_fits(spec.vocab)?;
     let window = options.window.min(spec.max_position);
     let budget = Budget {
         tokens: options.tokens,
         window,
     };
     for recipe in recipes {
-        refuse_foreign_output(&options.model, &recipe.output)?;
+        output::check(&recipe.output, Kind::Store, &[&options.model])?;
+        options.check_rules(&recipe.rules, spec)?;
     }
     let corpus = text::calibration(&tokenizer, &options.calibration, budget)?;
     let mut stores = Vec::new();
@@ -204,32 +218,6 @@ pub fn run_all(
         }
     }
     Ok(stores.into_iter().flatten().collect())
-}
-
-/// Refuses an output inside the input, and a folder that is neither empty nor ours.
-fn refuse_foreign_output(model: &Path, output: &Path) -> Result<(), Error> {
-    let Ok(entries) = fs::read_dir(output) else {
-        return Ok(());
-    };
-    let inside = |a: &Path, b: &Path| match (a.canonicalize(), b.canonicalize()) {
-        (Ok(a), Ok(b)) => a.starts_with(b),
-        _ => false,
-    };
-    if inside(output, model) {
-        return Err(Error::usage(format!(
-            "the output `{}` lies in the checkpoint folder",
-            output.display()
-        )));
-    }
-    let ours = output.join("matrices").is_dir();
-    if !ours && entries.count() > 0 {
-        return Err(Error::usage(format!(
-            "`{}` is not empty and no quantized store",
-            output.display()
-        ))
-        .hint("choose another output folder, or pass `--overwrite`"));
-    }
-    Ok(())
 }
 
 struct Job<'a> {

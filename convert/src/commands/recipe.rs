@@ -12,11 +12,10 @@ use anemone_schemas::manifest::MANIFEST_FILE;
 use anemone_schemas::store::{Key, Provenance, Store};
 use serde::{Deserialize, Serialize};
 
-use super::quantize::PARTIAL;
+use super::quantize::{METHODS, PARTIAL, RULES};
 use super::target::TargetOptions;
 use crate::error::Error;
 use crate::lower::{Chunks, TargetPlan};
-use crate::quantize::Method;
 
 /// Name of the file in a model folder.
 pub(super) const RECIPE_FILE: &str = "recipe.json";
@@ -93,31 +92,19 @@ impl Recipe {
 
 fn quantize(provenance: &Provenance) -> String {
     let setting = |name: &str| provenance.settings.get(name);
-    let methods = [
-        Method::KMeansUnweighted,
-        Method::KMeans,
-        Method::Gptq,
-        Method::TwoSided,
-    ];
-    let method = methods.into_iter().find(|m| m.name() == provenance.method);
-    let method = match method {
-        Some(Method::KMeansUnweighted) => "kmeans-unweighted",
-        Some(Method::KMeans) => "kmeans",
-        Some(Method::Gptq) => "gptq",
-        Some(Method::TwoSided) => "two-sided",
-        None => &provenance.method,
-    };
+    let method = METHODS.iter().find(|m| m.0.name() == provenance.method);
+    let method = method.map_or(provenance.method.as_str(), |m| m.1);
     let mut line = format!("anemone-convert quantize CHECKPOINT -o STORE --method {method}");
     if let Some(guided) = setting("guided") {
         let _ = write!(line, " --guided {guided}");
     }
-    if let Some(rules) = setting("bits_for").and_then(|v| v.as_object()) {
-        for (part, bits) in rules {
-            let _ = write!(line, " --bits-for {part}={bits}");
-        }
-    }
     if let Some(bits) = setting("bits") {
         let _ = write!(line, " --bits {bits}");
+    }
+    let rules = setting(RULES).and_then(|v| v.as_array());
+    for rule in rules.into_iter().flatten().filter_map(|v| v.as_str()) {
+        // As a shell takes it, whatever the pattern holds.
+        let _ = write!(line, " --set '{}'", rule.replace('\'', r"'\''"));
     }
     if let Some(tokens) = setting("calibration_tokens") {
         let _ = write!(line, " --tokens {tokens}");

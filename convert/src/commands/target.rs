@@ -212,7 +212,7 @@ pub fn run(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Err
     let tokenizer = open_tokenizer(&tokenizer_dir)?;
     let provenance = &store.manifest().provenance;
     let mut stops = tokenizer.stop_ids();
-    stops.extend(spec.eos.iter().copied());
+    stops.extend(spec.eos.iter().copied().chain(tokenizer.end_of_turn()));
     stops.sort_unstable();
     stops.dedup();
     let manifest = Manifest {
@@ -279,6 +279,7 @@ fn write_chunk(
             chunk.layers.start,
             chunk.layers.end - 1
         )),
+        license: notices::base(store.dir()).name().cloned(),
         ..Metadata::default()
     };
     asset::write_asset(path, &module, &metadata)?;

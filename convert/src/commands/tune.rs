@@ -24,6 +24,7 @@ use anemone_calib::{
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::spec::{FINAL_NORM, Linear, Norm, Site};
 use anemone_schemas::store::{Provenance, Store, StoreWriter};
+use serde::Serialize;
 
 use super::target::store_spec;
 use super::text::{self, Budget};
@@ -36,7 +37,7 @@ mod student;
 use student::Student;
 
 /// One window in so many is kept out of the training.
-const HELD_OUT: usize = 10;
+pub(crate) const HELD_OUT: usize = 10;
 
 /// Steps over which the rate goes up at the start.
 const WARM_UP: usize = 4;
@@ -65,7 +66,7 @@ pub struct TuneOptions {
 }
 
 /// Divergence on the windows kept out, before and after.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Tuned {
     /// Of the store that went in.
     pub before: f64,
@@ -73,11 +74,11 @@ pub struct Tuned {
     pub after: f64,
 }
 
-/// Runs the command.
+/// Runs the command; nothing is returned if it had been done before.
 ///
 /// # Errors
 /// Bad input, too little text, or an interruption.
-pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Tuned, Error> {
+pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Tuned>, Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let store = Store::open(&options.store)?;
     if store.manifest().provenance.source_fingerprint != checkpoint.fingerprint() {
@@ -120,6 +121,17 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Tuned, Error> {
         provenance.settings.insert(key.to_string(), value);
     }
     provenance.tool = crate::PRODUCER.to_string();
+    if let Ok(done) = Store::open(&options.output)
+        && done.manifest().provenance == provenance
+    {
+        ui.note(&format!(
+            "`{}` is complete already",
+            options.output.display()
+        ));
+        return Ok(None);
+    }
+    // Another store in its place is refused now, not after the training.
+    StoreWriter::create_or_resume(&options.output, provenance.clone())?;
 
     let run = Run {
         teacher: Teacher::new(&checkpoint),
@@ -159,10 +171,10 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Tuned, Error> {
     }
     write(&student, &store, provenance, options)?;
     checkpoint.unchanged()?;
-    Ok(Tuned {
+    Ok(Some(Tuned {
         before,
         after: after.min(before),
-    })
+    }))
 }
 
 /// Writes the new store: tuned matrices and norms, everything else copied.

@@ -16,31 +16,32 @@ use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
 use crate::commands::quantize::QuantizeOptions;
 use crate::commands::target::{self, TargetOptions};
+use crate::commands::text::TextSource;
 use crate::commands::verify;
 use crate::error::Error;
 use crate::quantize::{Method, Settings};
 use crate::synth::SynthOptions;
 
 /// Code, tokenizer and whatever else every command holds.
-const BASE_MEMORY: u64 = 96 << 20;
+pub(super) const BASE_MEMORY: u64 = 96 << 20;
 /// Reading text into tokens: as measured with the built-in text.
-const TEXT_MEMORY: u64 = 256 << 20;
+pub(super) const TEXT_MEMORY: u64 = 256 << 20;
 /// Positions that a layer's activations are computed for at a time.
 const GROUP_ROWS: usize = 2048;
 
 /// Multiply-adds of one layer for one token in a window of `window`.
-fn layer_products(spec: &ModelSpec, window: usize) -> f64 {
+pub(super) fn layer_products(spec: &ModelSpec, window: usize) -> f64 {
     let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
     // Scores and mix, half of them masked but computed.
     linears + 2.0 * (window * spec.heads * spec.head_dim) as f64
 }
 
-fn product(shape: [usize; 2]) -> f64 {
+pub(super) fn product(shape: [usize; 2]) -> f64 {
     shape[0] as f64 * shape[1] as f64
 }
 
 /// Weights of one layer in f32, and what its activations take beside.
-fn layer_memory(spec: &ModelSpec) -> u64 {
+pub(super) fn layer_memory(spec: &ModelSpec) -> u64 {
     let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
     let row = 6 * spec.hidden + 3 * spec.intermediate + 3 * spec.heads * spec.head_dim;
     linears as u64 * 4 + (GROUP_ROWS * row * 4) as u64
@@ -57,28 +58,38 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let group = Settings::default().group_rows;
+    options.check_rules(&options.rules, spec)?;
+    let recipe = options.recipe();
     let bytes = |name: &str, [rows, cols]: [usize; 2]| -> Result<u64, Error> {
-        LutShape::new(rows, cols, options.bits_of(name), group)
+        LutShape::new(rows, cols, recipe.matrix(name).bits, group)
             .map(|shape| shape.file_len())
             .map_err(|e| Error::usage(e.to_string()))
     };
-    let gptq = !matches!(options.method, Method::KMeans | Method::KMeansUnweighted);
-    let work = |shape: [usize; 2]| Work {
+    let feedback = |name: &str| {
+        !matches!(
+            recipe.matrix(name).method,
+            Method::KMeans | Method::KMeansUnweighted
+        )
+    };
+    let work = |name: &str, shape: [usize; 2]| Work {
         points: product(shape),
-        feedback: if gptq {
+        feedback: if feedback(name) {
             product(shape) * shape[1] as f64
         } else {
             0.0
         },
-        refinement: if options.method == Method::TwoSided {
+        refinement: if recipe.matrix(name).method == Method::TwoSided {
             product(shape) * shape[1] as f64
         } else {
             0.0
         },
         ..Work::default()
     };
-    let factor = |cols: usize| if gptq { (cols as f64).powi(3) } else { 0.0 };
-    let gradients = options.guided || options.method == Method::TwoSided;
+    let factor = |cols: usize, factored: bool| {
+        if factored { (cols as f64).powi(3) } else { 0.0 }
+    };
+    let gradients = recipe.needs_gradients();
+    let mut gptq = feedback(LM_HEAD);
     // Backward costs two products where forward costs one, after a forward of its own.
     let passes = if gradients { 4.0 } else { 1.0 };
     let tokens = options.tokens as f64;
@@ -98,7 +109,10 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         let mut factors = 0.0;
         for site in SITES {
             products += tokens * (site.width(spec) as f64).powi(2) / 2.0;
-            factors += factor(site.width(spec));
+            let mut readers = Linear::ALL.iter().filter(|l| l.site() == site);
+            let factored = readers.any(|l| feedback(&l.tensor(layer)));
+            factors += factor(site.width(spec), factored);
+            gptq |= factored;
         }
         let teacher = Work {
             products,
@@ -108,14 +122,14 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         steps.push(Step::new(format!("layer {layer}: statistics"), 0, teacher));
         for linear in Linear::ALL {
             let (name, shape) = (linear.tensor(layer), linear.shape(spec));
-            let bytes = bytes(&name, shape)?;
-            steps.push(Step::new(name, bytes, work(shape)));
+            let (bytes, work) = (bytes(&name, shape)?, work(&name, shape));
+            steps.push(Step::new(name, bytes, work));
         }
     }
     let head = [spec.vocab, spec.hidden];
-    let mut head_work = work(head);
+    let mut head_work = work(LM_HEAD, head);
     head_work.products = tokens * (spec.hidden as f64).powi(2) / 2.0;
-    head_work.factors = factor(spec.hidden);
+    head_work.factors = factor(spec.hidden, feedback(LM_HEAD));
     steps.push(Step::new(LM_HEAD, bytes(LM_HEAD, head)?, head_work));
     let norms: usize = spec
         .architecture
@@ -245,6 +259,15 @@ pub fn drafter(options: &DrafterOptions) -> Result<Plan, Error> {
     Ok(plan)
 }
 
+/// Sets of evaluation text.
+pub(super) fn sets(text: &[TextSource]) -> usize {
+    match text.len() {
+        // The built-in ones.
+        0 => 3,
+        given => given,
+    }
+}
+
 /// The plan of `eval`.
 ///
 /// # Errors
@@ -253,11 +276,7 @@ pub fn eval(options: &EvalOptions) -> Result<Plan, Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let spec = checkpoint.spec();
     let window = options.window.min(spec.max_position);
-    let sets = options
-        .text
-        .len()
-        .max(3 * usize::from(options.text.is_empty()));
-    let tokens = (options.tokens * sets) as f64;
+    let tokens = (options.tokens * sets(&options.text)) as f64;
     let forward = |what: &str| {
         let layers = spec.layers as f64 * layer_products(spec, window);
         let head = product([spec.vocab, spec.hidden]);

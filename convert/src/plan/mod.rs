@@ -7,6 +7,7 @@
 
 mod cost;
 mod speed;
+mod studies;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ pub use cost::{demo, drafter, eval, package, quantize, synth, target};
 use crate::commands::files::list;
 use crate::error::Error;
 use speed::Speed;
+pub use studies::{ablate, tune};
 
 /// What a command would do.
 #[derive(Clone, Debug, Serialize)]
@@ -75,6 +77,15 @@ struct Work {
 }
 
 impl Work {
+    fn add(&mut self, other: &Self) {
+        self.products += other.products;
+        self.points += other.points;
+        self.feedback += other.feedback;
+        self.refinement += other.refinement;
+        self.factors += other.factors;
+        self.hashed += other.hashed;
+    }
+
     fn is_none(&self) -> bool {
         let Self {
             products,

@@ -114,3 +114,36 @@ pub(crate) fn assert_same(a: &Path, b: &Path) {
         assert!(x.1 == y.1, "`{}` differs", x.0);
     }
 }
+
+/// A store of a model, made as fast as it can be.
+pub(crate) fn store(model: &Path, into: &Path) -> PathBuf {
+    let store = into.join("store");
+    let args = ["quantize", text(model), "-o", text(&store)];
+    // Plain text: no template has to render for it.
+    let calibration =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/text/calib_docs.txt");
+    let how = ["--method", "kmeans-unweighted", "--guided", "false"];
+    let text = ["--tokens", "256", "--calib", text(&calibration)];
+    ok(&[&args[..], &how, &text].concat());
+    store
+}
+
+/// A model folder of a store, lowered with `more` options.
+pub(crate) fn lowered(store: &Path, into: &Path, more: &[&str]) -> PathBuf {
+    let folder = into.join("folder");
+    let args = ["target", text(store), "-o", text(&folder)];
+    ok(&[&args[..], &["--max-context", "256"], more].concat());
+    folder
+}
+
+/// A model folder of a model.
+pub(crate) fn converted(model: &Path, into: &Path) -> PathBuf {
+    lowered(&store(model, into), into, &[])
+}
+
+/// Changes a JSON file.
+pub(crate) fn edit_json(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let mut json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    change(&mut json);
+    fs::write(path, serde_json::to_vec(&json).unwrap()).unwrap();
+}

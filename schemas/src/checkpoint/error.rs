@@ -63,11 +63,16 @@ pub enum Error {
     /// The folder holds no weights.
     #[error(
         "`{}` has neither `model.safetensors` nor `model.safetensors.index.json`; \
-         hint: convert other weight formats to safetensors first", dir.display()
+         hint: {}", dir.display(), match unfinished {
+            Some(path) => incomplete(Some(path)),
+            None => "convert other weight formats to safetensors first".to_owned(),
+        }
     )]
     NoWeights {
         /// The folder.
         dir: PathBuf,
+        /// What a download left.
+        unfinished: Option<PathBuf>,
     },
     /// The folder holds both a single file and an index.
     #[error(
@@ -91,8 +96,8 @@ pub enum Error {
     },
     /// A shard of the index is not in the folder.
     #[error(
-        "`{}` is missing but `{}` places {tensors} tensors in it; hint: incomplete download",
-        shard.display(), index.display()
+        "`{}` is missing but `{}` places {tensors} tensors in it; hint: {}",
+        shard.display(), index.display(), incomplete(unfinished.as_ref())
     )]
     ShardMissing {
         /// The index.
@@ -101,6 +106,8 @@ pub enum Error {
         shard: PathBuf,
         /// How many tensors the index places there.
         tensors: usize,
+        /// What a download left.
+        unfinished: Option<PathBuf>,
     },
     /// A weight file is shorter than its header says.
     #[error(
@@ -269,4 +276,10 @@ pub enum Error {
         /// What it is a part of.
         variant: &'static str,
     },
+}
+
+/// The hint of a download that broke off.
+fn incomplete(unfinished: Option<&PathBuf>) -> String {
+    let left = unfinished.map(|path| format!(", it left `{}`", path.display()));
+    format!("incomplete download{}", left.unwrap_or_default())
 }

@@ -66,6 +66,7 @@ pub(crate) fn open(dir: &Path) -> Result<Found, Error> {
         }),
         (false, false) => Err(Error::NoWeights {
             dir: dir.to_path_buf(),
+            unfinished: unfinished(dir),
         }),
         (true, false) => open_files(&[single]),
         (false, true) => open_indexed(dir, &index),
@@ -92,6 +93,7 @@ fn open_indexed(dir: &Path, path: &Path) -> Result<Found, Error> {
                 index: path.to_path_buf(),
                 shard,
                 tensors,
+                unfinished: unfinished(dir),
             });
         }
     }
@@ -133,6 +135,21 @@ fn open_indexed(dir: &Path, path: &Path) -> Result<Found, Error> {
     Ok(found)
 }
 
+/// What a download that broke off left: in the folder, where `hf download --local-dir` keeps
+/// it, or among the blobs of the cache that the folder is a snapshot of.
+fn unfinished(dir: &Path) -> Option<PathBuf> {
+    let places = [
+        dir.to_path_buf(),
+        dir.join(".cache/huggingface/download"),
+        dir.join("../../blobs"),
+    ];
+    let entries = places.iter().filter_map(|place| place.read_dir().ok());
+    let files = entries.flatten().flatten().map(|entry| entry.path());
+    files
+        .filter(|path| path.extension().is_some_and(|e| e == "incomplete"))
+        .min()
+}
+
 /// An index is untrusted: its names must not lead out of the folder. Shards may be
 /// symlinks, as in the Hugging Face cache.
 fn is_shard_name(name: &str) -> bool {
@@ -154,8 +171,8 @@ fn open_files(files: &[PathBuf]) -> Result<Found, Error> {
             source,
         };
         let map = MappedFile::open(path).map_err(io_error)?;
-        let modified = std::fs::metadata(path)
-            .and_then(|meta| meta.modified())
+        let state = std::fs::metadata(path)
+            .and_then(|meta| super::state(&meta))
             .map_err(io_error)?;
         let (data_start, header) = read_header(path, &map)?;
         // In name order, so that of several errors always the same one is reported.
@@ -169,7 +186,7 @@ fn open_files(files: &[PathBuf]) -> Result<Found, Error> {
                 });
             }
         }
-        shards.push(Shard { map, modified });
+        shards.push(Shard { map, state });
     }
     Ok(Found {
         shards,

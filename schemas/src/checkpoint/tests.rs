@@ -178,6 +178,18 @@ fn a_changed_weight_changes_the_fingerprint_and_is_noticed() {
     new.set_modified(SystemTime::UNIX_EPOCH).unwrap();
     fs::rename(toy.path().join("new"), toy.path().join("model.safetensors")).unwrap();
     assert!(matches!(before.unchanged(), Err(Error::Changed { .. })));
+    // Another file of the same size, made at the same time.
+    let (path, copy) = (
+        toy.path().join("model.safetensors"),
+        toy.path().join("copy"),
+    );
+    let before = toy.open().unwrap();
+    fs::copy(&path, &copy).unwrap();
+    let copied = fs::File::options().write(true).open(&copy).unwrap();
+    copied.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    before.unchanged().unwrap();
+    fs::rename(copy, path).unwrap();
+    assert!(matches!(before.unchanged(), Err(Error::Changed { .. })));
     assert_ne!(toy.open().unwrap().fingerprint(), print);
 }
 
@@ -445,6 +457,14 @@ fn a_cut_shard_is_an_incomplete_download_with_both_sizes() {
         toy.error(),
         Error::ShardMissing { tensors: 11, .. }
     ));
+    let left = toy.path().join(".cache/huggingface/download");
+    fs::create_dir_all(&left).unwrap();
+    let left = left.join("b.incomplete");
+    fs::write(&left, "").unwrap();
+    let named = format!("hint: incomplete download, it left `{}`", left.display());
+    assert!(toy.error().to_string().ends_with(&named), "{}", toy.error());
+    fs::remove_file(toy.path().join("model.safetensors.index.json")).unwrap();
+    assert!(toy.error().to_string().ends_with(&named), "{}", toy.error());
 }
 
 #[test]

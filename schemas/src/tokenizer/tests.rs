@@ -77,7 +77,8 @@ fn text_goes_there_and_back_and_saved_truncation_is_undone() {
         tokenizer.check_fits(257),
         Err(Error::TooManyTokens {
             tokens: 258,
-            rows: 257
+            rows: 257,
+            ..
         })
     ));
 }
@@ -158,6 +159,67 @@ fn stop_ids_of_all_files_are_united() {
         &json!({"eos_token_id": "7"}),
     );
     assert!(matches!(open(&dir), Err(Error::Json { .. })));
+}
+
+#[test]
+fn the_end_of_a_turn_is_what_the_template_writes_after_an_answer() {
+    let dir = folder();
+    assert_eq!(open(&dir).unwrap().end_of_turn(), None);
+    let turns = |end: &str| {
+        let template = format!(
+            "{{% for m in messages %}}<|end|>{{{{ m.role }}}}: {{{{ m.content }}}}{end}\n{{% endfor %}}"
+        );
+        write(
+            &dir,
+            "tokenizer_config.json",
+            &json!({"chat_template": template}),
+        );
+        open(&dir).unwrap().end_of_turn()
+    };
+    assert_eq!(turns("<|stop|>"), Some(257));
+    assert_eq!(turns("\n<|end|>"), Some(256));
+    // Text that is no token of its own, and nothing at all.
+    assert_eq!(turns("</s>"), None);
+    assert_eq!(turns(""), None);
+    let refusing = "{{ raise_exception('no answers') }}";
+    write(
+        &dir,
+        "tokenizer_config.json",
+        &json!({"chat_template": refusing}),
+    );
+    assert_eq!(open(&dir).unwrap().end_of_turn(), None);
+}
+
+#[test]
+fn a_conversation_begins_once_where_template_and_tokenizer_both_begin() {
+    let dir = folder();
+    let path = dir.path().join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|stop|>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|stop|>": {"id": "<|stop|>", "ids": [257], "tokens": ["<|stop|>"]}}
+    });
+    write(&dir, "tokenizer.json", &tokenizer);
+    write(
+        &dir,
+        "tokenizer_config.json",
+        &json!({"bos_token": "<|stop|>",
+            "chat_template": "{{ bos_token }}{{ messages[0].content }}"}),
+    );
+    let tokenizer = open(&dir).unwrap();
+    let message = ChatMessage {
+        role: "user".into(),
+        content: "hi".into(),
+    };
+    let text = tokenizer
+        .render_chat(&[message], true, &Map::new())
+        .unwrap();
+    let (h, i) = (u32::from(b'h'), u32::from(b'i'));
+    assert_eq!(tokenizer.encode(&text, false).unwrap(), [257, h, i]);
+    assert_eq!(tokenizer.encode("hi", true).unwrap(), [257, h, i]);
 }
 
 #[test]

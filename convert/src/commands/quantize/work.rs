@@ -10,9 +10,10 @@ use anemone_schemas::store::{DenseElem, Key, StoreWriter};
 use half::f16;
 
 use super::recipe::Recipe;
+use super::rules::MatrixOptions;
 use super::statistics::SiteStats;
 use crate::error::Error;
-use crate::quantize::{Calibration, Matrix, OutputHessian, Quantizer, Settings};
+use crate::quantize::{Calibration, Matrix, Method, OutputHessian, Prepared, Quantizer, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
@@ -22,8 +23,8 @@ pub(super) struct Work<'a> {
     /// The provenance as text: part of every key.
     pub(super) seed: String,
     pub(super) writer: StoreWriter,
-    /// By bits.
-    pub(super) quantizers: BTreeMap<u8, Quantizer>,
+    /// By bits and the bits of the damping.
+    pub(super) quantizers: BTreeMap<(u8, u64), Quantizer>,
 }
 
 impl Work<'_> {
@@ -44,16 +45,17 @@ impl Work<'_> {
         Ok(missing)
     }
 
-    fn quantizer(&mut self, bits: u8, jobs: usize) -> Result<&Quantizer, Error> {
-        if !self.quantizers.contains_key(&bits) {
+    fn quantizer(&mut self, options: MatrixOptions, jobs: usize) -> Result<&Quantizer, Error> {
+        let key = (options.bits, options.damping.to_bits());
+        if !self.quantizers.contains_key(&key) {
             let settings = Settings {
-                bits,
+                bits: options.bits,
+                damping: options.damping,
                 ..self.recipe.settings
             };
-            self.quantizers
-                .insert(bits, Quantizer::new(settings, jobs)?);
+            self.quantizers.insert(key, Quantizer::new(settings, jobs)?);
         }
-        Ok(&self.quantizers[&bits])
+        Ok(&self.quantizers[&key])
     }
 
     /// Quantizes matrices that read from one site and puts them into the store.
@@ -78,11 +80,18 @@ impl Work<'_> {
             rows: inputs.rows,
         };
         let (recipe, jobs) = (self.recipe, context.jobs);
-        let prepared = self
-            .quantizer(recipe.settings.bits, jobs)?
-            .prepare(calibration, recipe.method)?;
+        // Prepared statistics are large: one at a time, shared by neighbours of a kind.
+        let mut last: Option<(Method, f64, Prepared<'_>)> = None;
         for name in names {
             context.stop.check()?;
+            let options = recipe.matrix(name);
+            let quantizer = self.quantizer(options, jobs)?;
+            let kept = last.take();
+            let kept = kept.filter(|l| (l.0, l.1) == (options.method, options.damping));
+            let prepared = match kept {
+                Some((.., prepared)) => prepared,
+                None => quantizer.prepare(calibration, options.method)?,
+            };
             let (shape, data) = context.checkpoint.load(name)?;
             let [rows, cols] = shape[..] else {
                 return Err(Error::bad_input(format!(
@@ -97,9 +106,8 @@ impl Work<'_> {
             };
             let output = stats.outputs.iter().find(|o| o.0 == *name);
             let output = output.map(|(_, blocks)| OutputHessian { blocks });
-            let (lut, report) = self
-                .quantizer(recipe.bits(name), jobs)?
-                .quantize(matrix, &prepared, output)?;
+            let (lut, report) = quantizer.quantize(matrix, &prepared, output)?;
+            last = Some((options.method, options.damping, prepared));
             if let Some(why) = &report.fallback {
                 context
                     .ui

@@ -13,7 +13,7 @@ use anemone_schemas::store::{DenseElem, Store};
 use half::f16;
 use serde_json::json;
 
-use super::{TOKENIZER_DIR, TargetOptions, quantization_name, store_spec};
+use super::{TOKENIZER_DIR, TargetOptions, notices, quantization_name, store_spec};
 use crate::commands::files::stream;
 use crate::commands::lint::first_error;
 use crate::commands::package::BUNDLE_FILE;
@@ -69,6 +69,7 @@ pub fn run_apple(options: &TargetOptions, ui: Ui, stop: &Stop) -> Result<(), Err
     let metadata = Metadata {
         producer: Some(crate::PRODUCER.to_string()),
         description: Some(options.name.clone()),
+        license: notices::base(store.dir()).name().cloned(),
         ..Metadata::default()
     };
     asset::write_asset(&staged.path().join(&program), &module, &metadata)?;

@@ -1,0 +1,167 @@
+//! `tune` and `ablate`: their arguments, and how they are run.
+
+use std::path::PathBuf;
+
+use anemone_memguard::Stop;
+use clap::Args;
+
+use super::args::{RunArgs, threads};
+use super::job::Job;
+use super::say::{agreed, json, print, write_page};
+use crate::commands::ablate::{self, AblateOptions};
+use crate::commands::text::TextSource;
+use crate::commands::tune::{self, TuneOptions};
+use crate::error::Error;
+use crate::output::{self, Kind};
+use crate::plan;
+use crate::ui::Ui;
+
+#[derive(Debug, Args)]
+pub(super) struct TuneArgs {
+    /// The bf16 model: checkpoint folder, or `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
+    /// Store to start from.
+    #[arg(long)]
+    store: PathBuf,
+    /// Store to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Text to train on, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Tokens of that text at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Steps of the optimizer.
+    #[arg(long, default_value_t = 32)]
+    steps: usize,
+    /// Tokens per step.
+    #[arg(long, default_value_t = 1536)]
+    step_tokens: usize,
+    /// Rate of table values, in standard deviations of their table.
+    #[arg(long, default_value_t = 1e-3)]
+    rate: f64,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+impl TuneArgs {
+    fn options(&self, model: PathBuf) -> TuneOptions {
+        TuneOptions {
+            model,
+            store: self.store.clone(),
+            output: self.output.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            window: self.window,
+            steps: self.steps,
+            step_tokens: self.step_tokens,
+            rate: self.rate,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AblateArgs {
+    /// Checkpoint folder, or `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
+    /// Folder for the stores and `report.json`; stores already there are used again.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Calibration text, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    calibration: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    tokens: usize,
+    /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
+    #[arg(long, value_name = "TEXT")]
+    text: Vec<TextSource>,
+    /// Tokens of each evaluation set at most.
+    #[arg(long, default_value_t = 8192)]
+    eval_tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+impl AblateArgs {
+    fn options(&self, model: PathBuf) -> AblateOptions {
+        AblateOptions {
+            model,
+            output: self.output.clone(),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            text: self.text.clone(),
+            eval_tokens: self.eval_tokens,
+            window: self.window,
+            jobs: self.jobs,
+        }
+    }
+}
+
+/// Takes the lock and starts the guard for a job of this name.
+type Start<'a> = &'a dyn Fn(&str) -> Result<Job, Error>;
+
+/// Runs `tune` on a checkpoint that is here.
+pub(super) fn tune(
+    args: &TuneArgs,
+    model: PathBuf,
+    start: Start<'_>,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<(), Error> {
+    let options = args.options(model);
+    let inputs = [&options.model, &options.store];
+    let plan = plan::tune(&options)?;
+    if !agreed(plan, &args.run, &options.output, Kind::Store, &inputs)? {
+        return Ok(());
+    }
+    let _job = start(&format!("tune {}", options.store.display()))?;
+    let Some(tuned) = tune::run(&options, ui, stop)? else {
+        return Ok(());
+    };
+    print(&if args.run.json {
+        json(&tuned)?
+    } else {
+        format!(
+            "KL on text kept out of training: {:.4} before, {:.4} after",
+            tuned.before, tuned.after
+        )
+    })
+}
+
+/// Runs `ablate` on a checkpoint that is here.
+pub(super) fn ablate(
+    args: &AblateArgs,
+    model: PathBuf,
+    start: Start<'_>,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<(), Error> {
+    let options = args.options(model);
+    let inputs = [&options.model];
+    output::check(&options.output, Kind::Ablation, &inputs)?;
+    for store in ablate::stores(&options) {
+        output::check(&store, Kind::Store, &inputs)?;
+    }
+    let plan = plan::ablate(&options)?;
+    if !agreed(plan, &args.run, &options.output, Kind::Ablation, &inputs)? {
+        return Ok(());
+    }
+    let _job = start(&format!("ablate {}", options.model.display()))?;
+    let (table, report) = ablate::run(&options, ui, stop)?;
+    let path = options.output.join(ablate::REPORT_FILE);
+    write_page(&options.output.join(ablate::PAGE_FILE), &report)?;
+    // The last file: with it the folder is finished.
+    report.write(&path).map_err(|e| Error::io(&path, &e))?;
+    print(&if args.run.json { json(&report)? } else { table })
+}

@@ -1,0 +1,126 @@
+//! `--set`: other options for some matrices, what is recorded of them, and that nothing
+//! made by other rules is taken over.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{assert_same, fails, ok, text, tiny};
+use serde_json::Value;
+
+const HEAD: &str = "lm_head=bits=6,method=kmeans";
+const FIRST: &str = r"layers\.0\..*(gate|up)_proj=bits=3,damping=0.1";
+
+fn quantize(store: &Path, more: &[&str]) {
+    let model = tiny();
+    let args = ["quantize", text(&model), "-o", text(store)];
+    let how = ["--method", "gptq", "--guided", "false", "--tokens", "512"];
+    ok(&[&args[..], &how, more].concat());
+}
+
+fn manifest(store: &Path) -> Value {
+    serde_json::from_slice(&fs::read(store.join("store.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn rules_reach_the_matrices_they_match_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let [plain, ruled, again] = ["plain", "ruled", "again"].map(|n| dir.path().join(n));
+    quantize(&plain, &[]);
+    quantize(&ruled, &["--set", HEAD, "--set", FIRST]);
+    let made = manifest(&ruled);
+    for matrix in made["matrices"].as_array().unwrap() {
+        let name = matrix["name"].as_str().unwrap();
+        let (bits, method, damping) = match name {
+            "lm_head.weight" => (6, "k-means", Value::Null),
+            "model.layers.0.mlp.gate_proj.weight" | "model.layers.0.mlp.up_proj.weight" => {
+                (3, "gptq", 0.1.into())
+            }
+            _ => (4, "gptq", 0.05.into()),
+        };
+        assert_eq!(matrix["bits"], bits, "{name}");
+        assert_eq!(matrix["report"]["method"], method, "{name}");
+        assert_eq!(matrix["report"]["damping"], damping, "{name}");
+    }
+    let digests = |made: &Value| -> Vec<(String, String)> {
+        let matrices = made["matrices"].as_array().unwrap().iter();
+        let pairs = matrices.map(|m| [&m["name"], &m["sha256"]].map(|v| v.to_string()));
+        pairs.map(|[name, digest]| (name, digest)).collect()
+    };
+    let (before, after) = (digests(&manifest(&plain)), digests(&made));
+    let differ = before.iter().filter(|m| !after.contains(m));
+    assert_eq!((before.len(), differ.count()), (57, 3));
+
+    // An unfinished store of other rules: every matrix has another key.
+    fs::remove_file(plain.join("store.json")).unwrap();
+    quantize(&plain, &["--set", HEAD, "--set", FIRST]);
+    assert_same(&ruled, &plain);
+
+    // The recorded command makes the same store.
+    assert_eq!(
+        made["provenance"]["settings"]["set"],
+        serde_json::json!([HEAD, FIRST])
+    );
+    let folder = dir.path().join("folder");
+    ok(&[
+        "target",
+        text(&ruled),
+        "-o",
+        text(&folder),
+        "--max-context",
+        "256",
+    ]);
+    let recipe: Value =
+        serde_json::from_slice(&fs::read(folder.join("recipe.json")).unwrap()).unwrap();
+    let command = recipe["commands"][0].as_str().unwrap();
+    assert!(
+        command.contains(&format!("--set '{HEAD}' --set '{FIRST}'")),
+        "{command}"
+    );
+    // The same from a configuration file.
+    let config = dir.path().join("night.toml");
+    fs::write(
+        &config,
+        format!("[quantize]\nset = ['{HEAD}', '{FIRST}']\n"),
+    )
+    .unwrap();
+    quantize(&again, &["--config", text(&config)]);
+    assert_same(&ruled, &again);
+}
+
+#[test]
+fn a_rule_that_matches_nothing_is_refused_with_the_names_there_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let model = tiny();
+    let refused = |rule: &str, words: &[&str]| {
+        let args = ["quantize", text(&model), "-o", text(&store), "--set", rule];
+        fails(&args, 2, words);
+        assert!(!store.exists());
+    };
+    refused(
+        "lm-head=bits=6",
+        &[
+            "`lm-head` of `--set lm-head=bits=6` matches no tensor",
+            "hint: matrices are `lm_head.weight` and, for N from 0 to 7",
+            "`model.layers.N.mlp.down_proj.weight`",
+        ],
+    );
+    refused(r"layers\.8\.=bits=6", &["matches no tensor"]);
+    refused(
+        "embed=bits=6",
+        &["only tensors that stay in fp16, such as `model.embed_tokens"],
+    );
+    refused("lm_head=bits=5", &["--set", "expected 1, 2, 3, 4, 6 or 8"]);
+    // A trial has only some of the layers its rules are about.
+    let args = [
+        "quantize",
+        text(&model),
+        "-o",
+        text(&store),
+        "--layers",
+        "0..1",
+    ];
+    ok(&[&args[..], &["--set", r"layers\.7\.=bits=6", "--dry-run"]].concat());
+}
