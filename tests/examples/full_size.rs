@@ -3,12 +3,15 @@
 //! ```text
 //! full_size program FOLDER MODEL first|last
 //! full_size line FOLDER MODEL
+//! full_size target FOLDER MODEL LAYERS CHUNKS
 //! ```
 //!
 //! `program` lowers, lints and writes the first or the last chunk from random 4-bit
 //! weights (every index random, every table ascending), has Apple's loader open it, and
 //! says what it cost. `line` takes a checkpoint of two layers through the commands a
-//! user calls, and its two programs through both runtimes. Both leave nothing behind.
+//! user calls, and its two programs through both runtimes. `target` makes a whole random
+//! store of that many layers and measures the command beside what its `--dry-run` says.
+//! All leave nothing behind.
 
 #![allow(clippy::print_stdout, reason = "it reports to a terminal")]
 
@@ -18,6 +21,8 @@ mod line;
 mod measure;
 #[path = "full_size/store.rs"]
 mod store;
+#[path = "full_size/target.rs"]
+mod target;
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -54,7 +59,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         ["store", folder, model, which] => {
             let folder = Path::new(folder);
-            let spec = spec(folder, model.parse()?)?;
+            let model: Published = model.parse()?;
+            let spec = spec(folder, model, model.layers)?;
             let plan = plan(&spec, Chunks::MaxBytes(MAX_BYTES))?;
             store::random(
                 &folder.join("store"),
@@ -65,21 +71,21 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(())
         }
         ["line", folder, model] => line::run(Path::new(folder), model.parse()?),
-        _ => Err(
-            "usage: full_size program FOLDER MODEL first|last, or full_size line FOLDER MODEL"
-                .into(),
-        ),
+        ["target", folder, model, layers, chunks] => {
+            target::run(Path::new(folder), model.parse()?, layers.parse()?, chunks)
+        }
+        _ => Err("usage: full_size program FOLDER MODEL first|last, \
+             full_size line FOLDER MODEL, \
+             or full_size target FOLDER MODEL LAYERS CHUNKS"
+            .into()),
     }
 }
 
-/// The model's spec, read from its configuration file as published.
-fn spec(folder: &Path, model: Published) -> Result<ModelSpec, Box<dyn Error>> {
+/// The spec of the model's first `layers`, read from its configuration file as published.
+fn spec(folder: &Path, model: Published, layers: usize) -> Result<ModelSpec, Box<dyn Error>> {
     let dir = folder.join("config");
     fs::create_dir_all(&dir)?;
-    fs::write(
-        dir.join("config.json"),
-        model.config(model.layers).to_string(),
-    )?;
+    fs::write(dir.join("config.json"), model.config(layers).to_string())?;
     let spec = read_spec(&dir)?;
     fs::remove_dir_all(dir)?;
     Ok(spec)
@@ -118,7 +124,7 @@ fn program(folder: &Path, model: Published, last: bool) -> Result<(), Box<dyn Er
         .trim()
         .parse()
         .map_err(|_| "the store was not made")?;
-    let spec = spec(folder, model)?;
+    let spec = spec(folder, model, model.layers)?;
     let plan = plan(&spec, Chunks::Count(chunks))?;
     let (at, chunk) = chunk(&plan, last);
     println!(

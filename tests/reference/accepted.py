@@ -1,15 +1,17 @@
 """Accepted tokens per cycle by domain, as a PyTorch reference of the drafter has them.
 
-    python accepted.py REFERENCE MODEL DRAFTER TEXTS [PROMPTS_PER_DOMAIN] [NEW_TOKENS]
+    python accepted.py REFERENCE MODEL DRAFTER TEXTS [PROMPTS_PER_DOMAIN] [NEW_TOKENS] [STORE]
 
 REFERENCE is a folder with `dspark_torch.py`, MODEL and DRAFTER are checkpoints, TEXTS is
-`tests/data/text`. The prompts are those of `tests/tests/speculate.rs`; weights are as in the
-checkpoints, in f32, where our folders have 4-bit tables.
+`tests/data/text`. The prompts are those of `tests/tests/speculate.rs` and of the example
+`accepted`. Weights are in f32, as in the checkpoints; with STORE the model's are those of a
+store, dequantized, which are the weights of the folders made from it.
 """
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
@@ -20,6 +22,35 @@ sys.path.insert(0, str(reference))
 import dspark_torch as ds  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+def lut(path: Path) -> torch.Tensor:
+    """A matrix of a store; the format is described in `schemas/src/lut.rs`."""
+    data = path.read_bytes()
+    bits = int.from_bytes(data[12:16], "little")
+    rows, cols, group, tables, indices = (
+        int.from_bytes(data[at:at + 8], "little") for at in range(16, 56, 8))
+    up = lambda n: -(-n // 64) * 64
+    values = np.frombuffer(data, "<f2", tables // 2, 64).reshape(-1, 1 << bits)
+    packed = np.frombuffer(data, np.uint8, indices, up(64 + tables))
+    stream = np.unpackbits(packed, bitorder="little")[:rows * cols * bits]
+    codes = stream.reshape(-1, bits) @ (1 << np.arange(bits))
+    which = np.arange(rows)[:, None] // group
+    return torch.from_numpy(values[which, codes.reshape(rows, cols)].astype(np.float32))
+
+
+def dequantized(store: Path) -> dict:
+    found = {}
+    for file in store.glob("matrices/*.json"):
+        found[json.loads(file.read_text())["name"]] = lut(file.with_suffix(".lut"))
+    for file in store.glob("dense/*.json"):
+        entry = json.loads(file.read_text())
+        values = np.frombuffer(file.with_suffix(".bin").read_bytes(), "<f2")
+        found[entry["name"]] = torch.from_numpy(
+            values.astype(np.float32).reshape(entry["shape"]))
+    return found
+
+
 config = json.loads((model / "config.json").read_text())
 tensors = {}
 for file in sorted(model.glob("*.safetensors")):
@@ -33,7 +64,12 @@ tied = bool(config.get("tie_word_embeddings"))
 target = ds.TinyQwen3(target_config, config["num_hidden_layers"], tie=tied)
 if tied:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-target.load_state_dict(tensors, strict=True)
+if len(sys.argv) > 7:
+    state = dequantized(Path(sys.argv[7]))
+    assert state.keys() == tensors.keys(), "a store of another model"
+else:
+    state = tensors
+target.load_state_dict(state, strict=True)
 target = target.float().eval()
 
 net = ds.DSparkDrafter(ds.DSparkConfig.from_dict(json.loads((drafter / "config.json").read_text())))
@@ -70,7 +106,7 @@ def prompts():
             yield "chat", ids
 
 
-for sides in (True, False):
+for sides in (False, True):
     counts = {}
     for domain, ids in prompts():
         _, st = ds.speculative_generate(target, net, ids, new_tokens, use_sides=sides)
@@ -79,4 +115,4 @@ for sides in (True, False):
         total[1] += st["accepted"]
         total[2] += st["side_hits"]
     print("tree" if sides else "chain", {
-        d: f"{a / c:.2f} ({c} cycles, {h} side hits)" for d, (c, a, h) in counts.items()}, flush=True)
+        d: f"{a / c:.3f} ({c} cycles, {h} side hits)" for d, (c, a, h) in counts.items()}, flush=True)

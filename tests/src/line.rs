@@ -4,12 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use anemone_calib::Teacher;
 use anemone_convert::commands::quantize::{self, QuantizeOptions};
 use anemone_convert::commands::target::{self, TargetOptions};
-use anemone_convert::lower::{Chunks, Forms, Prescale};
+use anemone_convert::lower::{Chunks, Forms, Prescale, StoreWeights};
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
+use anemone_schemas::checkpoint::read_spec;
+use anemone_schemas::store::Store;
 use serde_json::Value;
 
 use crate::reference::data;
@@ -105,6 +108,34 @@ pub fn tiny_folder() -> &'static Path {
         let store = quantized(&data("tiny-qwen3"), &dir, Method::Gptq, 8192);
         lowered(&store, &dir, 512)
     })
+}
+
+/// What the f32 teacher of a checkpoint says with the dequantized weights of a store:
+/// the logits of the rows of a text from `from` on.
+///
+/// # Panics
+/// If the checkpoint or the store is not whole.
+pub fn teacher_logits(model: &Path, store: &Path, text: &[u32], from: usize) -> Vec<Vec<f32>> {
+    let store = Store::open(store).expect("a whole store");
+    let spec = read_spec(model).expect("a whole checkpoint");
+    let weights = StoreWeights {
+        store: &store,
+        spec: &spec,
+    };
+    let teacher = Teacher::new(&weights);
+    let mut hidden = teacher.embed(&[text.to_vec()]).expect("known ids");
+    for layer in 0..spec.layers {
+        let block = teacher.block(layer, &mut hidden, None);
+        block.expect("whole weights");
+    }
+    let normed = teacher.final_norm(&hidden).expect("whole weights");
+    let head = teacher.head().expect("whole weights");
+    let rows = &normed.0.concat()[from * spec.hidden..];
+    let logits = teacher.logits(rows, &head).expect("whole rows");
+    logits
+        .chunks_exact(spec.vocab)
+        .map(<[f32]>::to_vec)
+        .collect()
 }
 
 /// User messages of the evaluation conversations, in order.

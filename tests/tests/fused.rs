@@ -182,7 +182,7 @@ fn fused_plans_give_the_bits_of_their_operations() {
 /// A fused plan has the fused steps, and none of those they replace.
 fn check_fused(fused: &Plan, plain: &Plan, what: &str) {
     let names =
-        |plan: &Plan| -> Vec<String> { plan.profile().into_iter().map(|e| e.name).collect() };
+        |plan: &Plan| -> Vec<String> { plan.profile(None).into_iter().map(|e| e.name).collect() };
     let (fused, plain) = (names(fused), names(plain));
     for name in ["attention", "norm", "rotation", "gate"] {
         assert!(fused.iter().any(|n| n == name), "{what}: no {name}");

@@ -8,19 +8,15 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use anemone_calib::Teacher;
 use anemone_convert::commands::eval::{self, EvalOptions};
 use anemone_convert::commands::text::TextSource;
 use anemone_convert::commands::verify;
-use anemone_convert::lower::StoreWeights;
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
 use anemone_runtime::engine::Engine;
-use anemone_schemas::checkpoint::read_spec;
 use anemone_schemas::report::Measured;
-use anemone_schemas::store::Store;
-use anemone_tests::line::{lowered, quantized, scratch};
+use anemone_tests::line::{lowered, quantized, scratch, teacher_logits};
 use anemone_tests::reference::shared;
 
 fn texts() -> Vec<TextSource> {
@@ -121,30 +117,10 @@ fn a_long_prompt_continues_as_the_teacher_on_dequantized_weights() {
         .expect("it fits");
     assert!(made.ids.len() >= 8, "{} new ids are few", made.ids.len());
 
-    let store = Store::open(store).expect("a whole store");
-    let spec = read_spec(model).expect("a whole checkpoint");
-    let weights = StoreWeights {
-        store: &store,
-        spec: &spec,
-    };
-    let teacher = Teacher::new(&weights);
     let all = [prompt, &made.ids].concat();
-    let mut hidden = teacher.embed(&[all]).expect("known ids");
-    for layer in 0..spec.layers {
-        teacher
-            .block(layer, &mut hidden, None)
-            .expect("whole weights");
-    }
-    let normed = teacher
-        .final_norm(&hidden)
-        .expect("whole weights")
-        .0
-        .concat();
-    let head = teacher.head().expect("whole weights");
-    let rows = &normed[(PROMPT - 1) * spec.hidden..][..made.ids.len() * spec.hidden];
-    let logits = teacher.logits(rows, &head).expect("whole rows");
-    let chosen: Vec<u32> = logits
-        .chunks_exact(spec.vocab)
+    let logits = teacher_logits(model, store, &all, PROMPT - 1);
+    let rows = logits.iter().take(made.ids.len());
+    let chosen: Vec<u32> = rows
         .map(|row| {
             let known = &row[..engine.tokenizer().size()];
             let best = known.iter().copied().fold(f32::NEG_INFINITY, f32::max);

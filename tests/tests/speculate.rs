@@ -15,8 +15,10 @@ use anemone_runtime::engine::{
     Answer, Draft, DrafterProgram, Engine, EngineError, Finish, Guess, Lookup, Options,
     ProgramDrafter, Row, Session, Step, check_drafts,
 };
-use anemone_schemas::tokenizer::ChatMessage;
-use anemone_tests::line::{questions, scratch, tiny_folder};
+use anemone_tests::drafts::{
+    Random, guess, mixed_drafts, oracle_drafts, prompts, random_drafts, scripted,
+};
+use anemone_tests::line::{scratch, teacher_logits, tiny_folder};
 use anemone_tests::reference::data;
 use half::f16;
 
@@ -45,35 +47,6 @@ fn generate(draft: Option<Box<dyn Draft + Send>>, prompt: &[u32], options: &Opti
         .expect("the prompt fits")
 }
 
-/// Prompts of 1 to 250 tokens, so that 256 more cross from context 256 into 512.
-fn prompts() -> Vec<Vec<u32>> {
-    let engine = engine();
-    let mut prompts = Vec::new();
-    for (domain, file) in ["text/eval_code.txt", "text/eval_docs.txt"]
-        .iter()
-        .enumerate()
-    {
-        let text = fs::read_to_string(data(file)).expect("checked in");
-        let ids = engine.tokenizer().encode(&text, false).expect("text");
-        for i in 0..PROMPTS_PER_DOMAIN {
-            let length = 1 + (i * 131 + domain * 7) % 250;
-            let start = i * (ids.len() - 300) / PROMPTS_PER_DOMAIN;
-            prompts.push(ids[start..start + length].to_vec());
-        }
-    }
-    let chats = questions().into_iter().filter_map(|q| {
-        let message = ChatMessage {
-            role: "user".into(),
-            content: q,
-        };
-        let ids = engine.chat_prompt(&[message]).expect("a template");
-        (ids.len() <= 250).then_some(ids)
-    });
-    prompts.extend(chats.take(PROMPTS_PER_DOMAIN));
-    assert_eq!(prompts.len(), 3 * PROMPTS_PER_DOMAIN);
-    prompts
-}
-
 /// Every prompt with its plain continuation.
 fn plain() -> &'static [(Vec<u32>, Vec<u32>)] {
     static PLAIN: OnceLock<Vec<(Vec<u32>, Vec<u32>)>> = OnceLock::new();
@@ -83,127 +56,8 @@ fn plain() -> &'static [(Vec<u32>, Vec<u32>)] {
             assert_eq!(answer.ids.len(), NEW_TOKENS);
             (prompt, answer.ids)
         };
-        prompts().into_iter().map(continued).collect()
-    })
-}
-
-/// Pseudo-random numbers (splitmix64).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn unit(&mut self) -> f32 {
-        self.below(1 << 20) as f32 / (1 << 20) as f32
-    }
-}
-
-fn guess(id: u32) -> Guess {
-    Guess {
-        id,
-        probability: 0.6,
-        others: [(0, 0.0); 2],
-        confidence: 0.9,
-    }
-}
-
-/// Guesses made by a function of the text and the number asked for.
-struct Scripted<F>(F);
-
-impl<F: FnMut(&[u32], usize) -> Vec<Guess>> Draft for Scripted<F> {
-    fn extend(&mut self, _: &[(usize, Tensor)], _: &[(usize, usize)]) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn propose(&mut self, text: &[u32], most: usize) -> Result<Vec<Guess>, EngineError> {
-        Ok(self.0(text, most))
-    }
-}
-
-#[expect(clippy::unnecessary_wraps, reason = "as a session takes drafts")]
-fn scripted(
-    script: impl FnMut(&[u32], usize) -> Vec<Guess> + Send + 'static,
-) -> Option<Box<dyn Draft + Send>> {
-    Some(Box::new(Scripted(script)))
-}
-
-/// Any ids with any numbers, now and then ids and numbers that cannot be.
-fn random_drafts(seed: u64) -> Option<Box<dyn Draft + Send>> {
-    let mut random = Random(seed);
-    scripted(move |_, most| {
-        let number = |r: &mut Random| match r.below(40) {
-            0 => f32::NAN,
-            1 => f32::INFINITY,
-            2 => -3.0,
-            _ => r.unit(),
-        };
-        let id = |r: &mut Random| match r.below(200) {
-            0 => u32::MAX,
-            1 => 4095,
-            _ => r.below(4090) as u32,
-        };
-        let longest = if random.below(8) == 0 { most + 4 } else { 5 };
-        let n = random.below(longest);
-        let r = &mut random;
-        (0..n)
-            .map(|_| Guess {
-                id: id(r),
-                probability: number(r),
-                others: [(id(r), number(r)), (id(r), number(r))],
-                confidence: number(r),
-            })
-            .collect()
-    })
-}
-
-/// The true continuation.
-fn oracle_drafts(truth: &[u32]) -> Option<Box<dyn Draft + Send>> {
-    let truth = truth.to_vec();
-    scripted(move |text, most| {
-        let rest = &truth[text.len().min(truth.len())..];
-        rest.iter().take(most).map(|&id| guess(id)).collect()
-    })
-}
-
-/// Seven guesses of which each is right with a chance of 0.7; where one is wrong, the
-/// second or third choice is right as often as not.
-fn mixed_drafts(truth: &[u32], seed: u64) -> Option<Box<dyn Draft + Send>> {
-    let truth = truth.to_vec();
-    let mut random = Random(seed);
-    scripted(move |text, most| {
-        let rest = &truth[text.len().min(truth.len())..];
-        let mut one = |&id: &u32| {
-            let wrong = |r: &mut Random| (id + 1 + r.below(4000) as u32) % 4090;
-            let r = &mut random;
-            let right = r.unit() < 0.7;
-            let mut g = Guess {
-                id: if right { id } else { wrong(r) },
-                probability: 0.2 + 0.6 * r.unit(),
-                others: [(wrong(r), 0.1 * r.unit()), (wrong(r), 0.05 * r.unit())],
-                confidence: if right {
-                    0.6 + 0.4 * r.unit()
-                } else {
-                    0.6 * r.unit()
-                },
-            };
-            if !right && r.below(2) == 0 {
-                let which = r.below(2);
-                g.others[which].0 = id;
-            }
-            g
-        };
-        rest.iter().take(most.min(7)).map(&mut one).collect()
+        let prompts = prompts(engine(), PROMPTS_PER_DOMAIN);
+        prompts.into_iter().map(continued).collect()
     })
 }
 
@@ -404,6 +258,32 @@ fn plain_text_is_what_whole_prefills_choose() {
             text.push(id);
         }
     }
+}
+
+/// And against the f32 teacher on the same weights, dequantized, whose logits are those
+/// of `transformers` (`teacher.rs`): f16 sums may turn near ties and nothing else.
+#[test]
+fn plain_text_is_the_teachers_on_dequantized_weights() {
+    const NEAR_TIE: f32 = 0.06;
+    let store = tiny_folder().with_file_name("store");
+    let known = engine().tokenizer().size();
+    let (mut rows, mut ties) = (0, 0);
+    for (n, (prompt, ids)) in plain().iter().enumerate().step_by(5) {
+        let text = [&prompt[..], ids].concat();
+        let logits = teacher_logits(&data("tiny-qwen3"), &store, &text, prompt.len() - 1);
+        for (i, (&id, row)) in ids.iter().zip(&logits).enumerate() {
+            let best = row[..known].iter().copied().fold(f32::MIN, f32::max);
+            let short = best - row[id as usize];
+            assert!(short < NEAR_TIE, "prompt {n}, token {i}: {short} too low");
+            rows += 1;
+            ties += usize::from(short > 0.0);
+        }
+    }
+    println!("{ties} of {rows} tokens differ, all at near ties");
+    assert!(
+        rows == 12 * NEW_TOKENS && ties * 100 <= rows,
+        "{ties} of {rows}"
+    );
 }
 
 /// Ids of a text of `n` tokens.

@@ -22,8 +22,8 @@ use super::recipe::Recipe;
 use super::text::open_tokenizer;
 use crate::error::Error;
 use crate::lower::{
-    ChunkPlan, Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size, function_name,
-    lower_chunk, plan_chunks,
+    BASE_MEMORY, ChunkPlan, Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size,
+    function_name, lower_chunk, plan_chunks,
 };
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -59,7 +59,7 @@ pub struct TargetOptions {
 }
 
 /// Memory of an open tokenizer for every byte of `tokenizer.json`, measured with Qwen3's.
-const TOKENIZER_MEMORY: u64 = 12;
+const TOKENIZER_MEMORY: u64 = 13;
 /// The largest file of a tokenizer.
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
@@ -124,7 +124,7 @@ pub(crate) fn sizes(options: &TargetOptions) -> Result<Sizes, Error> {
     let plan = options.plan(&store, &spec, vocab)?;
     let mut files = Vec::new();
     let tokenizer = fs::metadata(store.dir().join(TOKENIZER_FILE)).map_or(0, |m| m.len());
-    let mut peak_memory = TOKENIZER_MEMORY * tokenizer;
+    let mut peak_memory = BASE_MEMORY + TOKENIZER_MEMORY * tokenizer;
     for (i, chunk) in plan.chunks.iter().enumerate() {
         let size = chunk_size(&store, &plan, chunk)?;
         let layers = format!("layers {}..{}", chunk.layers.start, chunk.layers.end);

@@ -46,6 +46,7 @@ pub use forms::{
     ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
 };
 pub use plan::{ChunkPlan, Chunks, TargetPlan, function_name, plan_chunks};
+pub(crate) use size::BASE_MEMORY;
 pub use size::{ChunkSize, Shapes, chunk_size};
 pub use weights::{StoreWeights, WeightSource};
 

@@ -23,7 +23,7 @@ pub struct ChunkSize {
 }
 
 /// Memory of a process that does nothing yet, and of the buffer weights pass through.
-const BASE_MEMORY: u64 = 8_500_000;
+pub(crate) const BASE_MEMORY: u64 = 8_500_000;
 /// Memory of an operation: itself, its values and decomposition, and what lint and
 /// writer keep of it. Measured; see `docs/benchmarks.md`.
 const MEMORY_PER_OPERATION: u64 = 675;

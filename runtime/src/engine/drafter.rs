@@ -18,7 +18,7 @@ use half::f16;
 
 use super::{Draft, EngineError, Guess, inputs};
 use crate::kernels::Pool;
-use crate::plan::Plan;
+use crate::plan::{Plan, ProfileEntry, RunOptions};
 use crate::program::Program;
 use crate::tensor::{Data, Tensor};
 
@@ -80,6 +80,39 @@ impl DrafterProgram {
         let plan = Arc::new(self.program.plan(&name)?);
         plans.insert(name, Arc::clone(&plan));
         Ok(plan)
+    }
+
+    /// Whether calls measure their steps, for [`DrafterProgram::profile`].
+    pub fn set_profiling(&self, on: bool) {
+        self.program.set_profiling(on);
+    }
+
+    /// Where the time of the `draft` calls behind `slots` slots goes, that took in
+    /// `new_rows` rows each.
+    ///
+    /// # Errors
+    /// If there is no such call.
+    pub fn profile(&self, slots: usize, new_rows: usize) -> Result<Vec<ProfileEntry>, EngineError> {
+        let context = self.context_for(slots)?;
+        let live = self.live(self.info.rows, new_rows);
+        Ok(self.plan(format!("draft_{context}"))?.profile(live))
+    }
+
+    /// Of the products over `rows` new rows only those of the `count` that came are
+    /// computed; but all where the block has as many rows, and would be taken for them.
+    fn live(&self, rows: usize, count: usize) -> Option<(usize, usize)> {
+        let apart = rows != self.info.block && rows != self.info.guesses;
+        apart.then_some((rows, count))
+    }
+
+    /// The smallest context with at least `slots` slots.
+    fn context_for(&self, slots: usize) -> Result<usize, EngineError> {
+        let contexts = &self.info.contexts;
+        let fits = contexts.iter().copied().find(|&c| c >= slots);
+        fits.ok_or(EngineError::ContextFull {
+            needed: slots,
+            max: *contexts.last().expect("checked when read"),
+        })
     }
 
     /// Embeddings of a block, `[1, B, 1, D]`: the newest token, then masks.
@@ -150,11 +183,7 @@ impl ProgramDrafter {
             return Ok(());
         }
         let info = &self.program.info;
-        let fits = info.contexts.iter().copied().find(|&c| c >= slots);
-        let context = fits.ok_or(EngineError::ContextFull {
-            needed: slots,
-            max: *info.contexts.last().expect("checked when read"),
-        })?;
+        let context = self.program.context_for(slots)?;
         let spare = info.spare_slots;
         let (old, new) = (
             (self.context + spare) * info.head_dim,
@@ -212,9 +241,13 @@ impl ProgramDrafter {
         inputs.extend(more.iter().map(|(name, t)| (*name, t)));
         let [keys, values] = &mut self.states;
         let states = &mut [("key_cache", keys), ("value_cache", values)];
-        let outputs = plan.run(&inputs, states)?;
+        let options = RunOptions {
+            live: self.program.live(rows, count),
+            ..RunOptions::default()
+        };
+        let outcome = plan.run_with(&inputs, states, &options)?;
         self.stored += count;
-        Ok(outputs)
+        Ok(outcome.outputs)
     }
 }
 

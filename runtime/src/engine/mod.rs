@@ -316,13 +316,14 @@ impl Engine {
     pub fn profile(&self, context: usize, width: usize) -> Result<Vec<ProfileEntry>, EngineError> {
         let mut all: Vec<ProfileEntry> = Vec::new();
         for chunk in &self.chunks {
-            for entry in chunk.plan(context, width)?.profile() {
+            for entry in chunk.plan(context, width)?.profile(None) {
                 match all.iter_mut().find(|e| e.name == entry.name) {
                     Some(e) => {
                         e.steps += entry.steps;
                         e.seconds += entry.seconds;
                         e.bytes += entry.bytes;
                         e.weights += entry.weights;
+                        e.products += entry.products;
                     }
                     None => all.push(entry),
                 }

@@ -336,7 +336,7 @@ fn zip_into<T: Float>(
 }
 
 /// Calls `f` with the element offsets of both operands, in order.
-pub(super) fn each_pair(nest: &Nest<2>, x: usize, y: usize, mut f: impl FnMut(usize, usize)) {
+fn each_pair(nest: &Nest<2>, x: usize, y: usize, mut f: impl FnMut(usize, usize)) {
     nest.for_each(|[ox, oy]| {
         for i in 0..nest.run {
             f(x + ox + i * nest.step[0], y + oy + i * nest.step[1]);

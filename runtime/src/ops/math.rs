@@ -84,6 +84,22 @@ pub(crate) fn max(x: &[f32]) -> f32 {
         .fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a })
 }
 
+/// Where the first element equal to `value` is.
+#[allow(clippy::float_cmp, reason = "it is looked for as it is")]
+pub(crate) fn first(x: &[f32], value: f32) -> Option<usize> {
+    let holds = |part: &&[f32]| part.iter().fold(false, |found, &v| found | (v == value));
+    let at = x.chunks(BLOCK).position(|part| holds(&part))? * BLOCK;
+    x[at..].iter().position(|&v| v == value).map(|i| at + i)
+}
+
+/// Elements that [`first`] looks at together.
+const BLOCK: usize = 64;
+
+/// Whether an element is NaN.
+pub(crate) fn has_nan(x: &[f32]) -> bool {
+    x.iter().fold(false, |found, v| found | v.is_nan())
+}
+
 #[cfg(test)]
 #[allow(clippy::float_cmp, reason = "sums are defined to the bit")]
 mod tests {

@@ -24,10 +24,9 @@ impl Reduce {
             Self::Sum => math::sum(x),
             Self::Mean => math::sum(x) / x.len() as f32,
             Self::Product => math::product(x),
-            Self::Max => x.iter().fold(
-                f32::NEG_INFINITY,
-                |a, &v| if v > a || v.is_nan() { v } else { a },
-            ),
+            Self::Max if math::has_nan(x) => f32::NAN,
+            // The first of equals, since zeros have signs.
+            Self::Max => math::first(x, math::max(x)).map_or(f32::NEG_INFINITY, |i| x[i]),
             Self::Min => x.iter().fold(
                 f32::INFINITY,
                 |a, &v| if v < a || v.is_nan() { v } else { a },
@@ -321,8 +320,7 @@ fn argmax_ints(rows: &Rows<'_>, out: &mut Vec<u32>) {
 /// First index of the largest element that is not NaN; 0 if there is none.
 #[allow(clippy::float_cmp, reason = "the maximum is one of the elements")]
 pub(crate) fn argmax_row(x: &[f32]) -> u32 {
-    let max = math::max(x);
-    x.iter().position(|&v| v == max).unwrap_or(0) as u32
+    math::first(x, math::max(x)).unwrap_or(0) as u32
 }
 
 #[cfg(test)]
@@ -415,6 +413,25 @@ mod tests {
             reduce(Reduce::Sum, y, &[0, 1]).into_data().ints().unwrap(),
             [30]
         );
+    }
+
+    #[test]
+    fn the_largest_of_a_row_is_its_first_and_nan_if_there_is_one() {
+        let mut row: Vec<f32> = (0..1000).map(|i| -((i * 37 % 101) as f32)).collect();
+        row[700] = -0.0;
+        let max = |row: &[f32]| Reduce::Max.row(row).to_bits();
+        assert_eq!(max(&row), row[0].to_bits());
+        row[0] = -5.0;
+        let first = row.iter().position(|&v| v >= 0.0).unwrap();
+        assert_eq!(max(&row), row[first].to_bits());
+        row[first] = 0.0;
+        assert_eq!(max(&row), 0.0f32.to_bits());
+        assert_eq!(argmax_row(&row), first as u32);
+        row[999] = f32::NAN;
+        assert!(Reduce::Max.row(&row).is_nan());
+        assert_eq!(argmax_row(&row), first as u32);
+        assert_eq!(max(&[]), f32::NEG_INFINITY.to_bits());
+        assert_eq!(max(&[f32::NEG_INFINITY; 3]), f32::NEG_INFINITY.to_bits());
     }
 
     #[test]

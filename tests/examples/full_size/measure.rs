@@ -24,7 +24,7 @@ impl Measure {
         let _ = fs::write("/proc/self/clear_refs", "5");
         Self {
             start: Instant::now(),
-            processor: processor_time(),
+            processor: own_time(),
         }
     }
 
@@ -34,7 +34,7 @@ impl Measure {
         let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
         Cost {
             wall: self.start.elapsed(),
-            processor: processor_time().saturating_sub(self.processor),
+            processor: own_time().saturating_sub(self.processor),
             peak: kib.unwrap_or(0) * 1024,
         }
     }
@@ -52,11 +52,14 @@ impl fmt::Display for Cost {
     }
 }
 
-/// User and system time of the process, in hundredths of a second.
-fn processor_time() -> Duration {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+/// User and system time in a process's `stat`, in hundredths of a second.
+pub(crate) fn processor_time(stat: &str) -> Duration {
     // The name of the program, in parentheses, may hold blanks.
     let rest = stat.rsplit(')').next().unwrap_or_default();
     let ticks = rest.split_whitespace().skip(11).take(2);
     Duration::from_millis(10 * ticks.filter_map(|t| t.parse::<u64>().ok()).sum::<u64>())
+}
+
+fn own_time() -> Duration {
+    processor_time(&fs::read_to_string("/proc/self/stat").unwrap_or_default())
 }

@@ -1,12 +1,14 @@
-//! A store of random matrices and norms, for one chunk.
+//! Stores of random matrices and norms.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 
 use anemone_convert::error::Error;
 use anemone_convert::lower::ChunkPlan;
 use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutMatrix, LutShape};
-use anemone_schemas::spec::{Architecture, FINAL_NORM, LM_HEAD, Linear, ModelSpec};
+use anemone_schemas::spec::{Architecture, EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::{DenseElem, Key, MatrixReport, Provenance, StoreWriter};
 use half::f16;
 
@@ -28,8 +30,54 @@ impl Random {
     }
 }
 
-/// Writes the store, one matrix in memory at a time.
+/// Largest norm input that calibration is said to have seen, in the range of Qwen3-8B's.
+const MAGNITUDE: f32 = 9000.0;
+
+/// Writes a store with what one chunk reads, one matrix in memory at a time.
 pub(crate) fn random(dir: &Path, spec: &ModelSpec, chunk: &ChunkPlan) -> Result<(), Error> {
+    let mut writer = create(dir)?;
+    fill(&mut writer, spec, chunk)?;
+    writer.finish()?;
+    Ok(())
+}
+
+/// Writes a store with all that `target` reads; `tokenizer` is the folder of its files.
+pub(crate) fn whole(
+    dir: &Path,
+    spec: &ModelSpec,
+    chunk: &ChunkPlan,
+    tokenizer: &Path,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let mut writer = create(dir)?;
+    fill(&mut writer, spec, chunk)?;
+    let row: Vec<u8> = (0..spec.hidden)
+        .flat_map(|i| f16::from_f32(i as f32 / spec.hidden as f32).to_le_bytes())
+        .collect();
+    let rows = |out: &mut dyn Write| (0..spec.vocab).try_for_each(|_| out.write_all(&row));
+    let shape = [spec.vocab, spec.hidden];
+    writer.put_dense(EMBEDDING, &key(EMBEDDING), DenseElem::F16, &shape, rows)?;
+    let norms = chunk.layers.clone().flat_map(|layer| {
+        let kinds = Architecture::Qwen3.norms().iter();
+        let hidden = kinds.filter(|kind| kind.width(spec) == spec.hidden);
+        hidden.map(move |kind| kind.tensor(layer))
+    });
+    let magnitudes: BTreeMap<String, f32> = norms
+        .chain([FINAL_NORM.into()])
+        .map(|n| (n, MAGNITUDE))
+        .collect();
+    writer.put_file("model_spec.json", &serde_json::to_vec(spec)?)?;
+    writer.put_file("norm_magnitudes.json", &serde_json::to_vec(&magnitudes)?)?;
+    for entry in fs::read_dir(tokenizer)? {
+        let entry = entry?;
+        if let Some(name) = entry.file_name().to_str() {
+            writer.put_file(name, &fs::read(entry.path())?)?;
+        }
+    }
+    writer.finish()?;
+    Ok(())
+}
+
+fn create(dir: &Path) -> Result<StoreWriter, Error> {
     let provenance = Provenance {
         source_fingerprint: "none".into(),
         method: "random".into(),
@@ -37,31 +85,28 @@ pub(crate) fn random(dir: &Path, spec: &ModelSpec, chunk: &ChunkPlan) -> Result<
         calibration: None,
         tool: anemone_convert::PRODUCER.into(),
     };
-    let mut writer = StoreWriter::create_or_resume(dir, provenance)?;
+    Ok(StoreWriter::create_or_resume(dir, provenance)?)
+}
+
+fn fill(writer: &mut StoreWriter, spec: &ModelSpec, chunk: &ChunkPlan) -> Result<(), Error> {
     let mut random = Random(chunk.layers.start as u64 + 1);
     for layer in chunk.layers.clone() {
         for linear in Linear::ALL {
             matrix(
-                &mut writer,
+                writer,
                 &mut random,
                 &linear.tensor(layer),
                 linear.shape(spec),
             )?;
         }
         for &kind in Architecture::Qwen3.norms() {
-            norm(
-                &mut writer,
-                &mut random,
-                &kind.tensor(layer),
-                kind.width(spec),
-            )?;
+            norm(writer, &mut random, &kind.tensor(layer), kind.width(spec))?;
         }
     }
     if chunk.head {
-        matrix(&mut writer, &mut random, LM_HEAD, [spec.vocab, spec.hidden])?;
-        norm(&mut writer, &mut random, FINAL_NORM, spec.hidden)?;
+        matrix(writer, &mut random, LM_HEAD, [spec.vocab, spec.hidden])?;
+        norm(writer, &mut random, FINAL_NORM, spec.hidden)?;
     }
-    writer.finish()?;
     Ok(())
 }
 

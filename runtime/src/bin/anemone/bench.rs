@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anemone_runtime::engine::{Answer, Engine, Options, Row, Session, Statistics};
+use anemone_runtime::engine::{Answer, DrafterProgram, Engine, Options, Row, Session, Statistics};
 use anemone_schemas::exit::Exit;
 use clap::Args;
 use serde::Serialize;
@@ -46,7 +46,8 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     json: bool,
     /// Print where the time of a call goes instead, behind as many slots as prompt
-    /// tokens; every step shows its shortest time.
+    /// tokens, and of a draft, if the folder has a drafter; every step shows its shortest
+    /// time.
     #[arg(long)]
     profile: bool,
 }
@@ -142,7 +143,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<Exit, End> {
         let widest = engine.manifest().widths.last().copied().unwrap_or(1);
         let rows = ids(&engine, widest, args.seed);
         let repeat = args.repeat.max(3) as usize;
-        let profile = profile::measure(&engine, args.model.threads, p, repeat, &rows)?;
+        let mut profile = profile::measure(&engine, args.model.threads, p, repeat, &rows)?;
+        if let Some(drafter) = DrafterProgram::open(&args.model.model, args.model.threads)? {
+            let ids = ids(&engine, p + 1, args.seed);
+            profile.draft(&engine, &drafter, &ids, repeat)?;
+        }
         if args.json {
             output::print_json(&profile)?;
         } else {

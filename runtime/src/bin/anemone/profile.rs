@@ -3,9 +3,10 @@
 //! which other work on the machine does not touch.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use anemone_runtime::ProfileEntry;
-use anemone_runtime::engine::{Engine, Row};
+use anemone_runtime::engine::{Draft, DrafterProgram, Engine, ProgramDrafter, Row};
 use anemone_runtime::kernels::roofline::Roofline;
 use anemone_runtime::kernels::{Pool, clock};
 use serde::Serialize;
@@ -16,6 +17,8 @@ use crate::failure::End;
 const READ: usize = 512 << 20;
 /// Live rows of the calls that are measured.
 const ROWS: [usize; 5] = [1, 8, 16, 32, 64];
+/// Rows that a draft takes in: those of a cycle that keeps two guesses.
+const NEW_ROWS: usize = 3;
 
 /// The limits and every call.
 #[derive(Debug, Serialize)]
@@ -24,6 +27,8 @@ pub(crate) struct Profile {
     bytes_per_second: f64,
     flops_per_second: f64,
     calls: Vec<Call>,
+    /// A draft, if the folder has a drafter.
+    draft: Option<Call>,
 }
 
 /// One call behind some slots.
@@ -83,36 +88,117 @@ pub(crate) fn measure(
         }
         engine.set_profiling(false);
         let entries = engine.profile(cache.context(), width)?;
-        let total = |f: fn(&ProfileEntry) -> usize| entries.iter().map(f).sum::<usize>();
-        calls.push(Call {
-            rows,
-            width,
-            slot,
-            milliseconds: best * 1e3,
-            in_steps: entries.iter().map(|e| e.seconds).sum::<f64>() * 1e3,
-            bound: limits.bound(total(|e| e.bytes), total(|e| e.weights), rows) * 1e3,
-            steps: entries
-                .into_iter()
-                .map(|e| Steps {
-                    name: e.name,
-                    count: e.steps,
-                    milliseconds: e.seconds * 1e3,
-                    bytes: e.bytes,
-                    flops: 2.0 * (e.weights * rows) as f64,
-                    bound: limits.bound(e.bytes, e.weights, rows) * 1e3,
-                })
-                .collect(),
-        });
+        let products = |e: &ProfileEntry| e.weights * rows;
+        calls.push(Call::new(
+            [rows, width, slot],
+            best,
+            &limits,
+            entries,
+            products,
+        ));
     }
     Ok(Profile {
         threads: limits.threads,
         bytes_per_second: limits.bytes_per_second,
         flops_per_second: limits.flops_per_second,
         calls,
+        draft: None,
     })
 }
 
+impl Call {
+    /// A call of `rows` in use of `width` at `slot`, and its steps.
+    fn new(
+        [rows, width, slot]: [usize; 3],
+        seconds: f64,
+        limits: &Roofline,
+        entries: Vec<ProfileEntry>,
+        products: impl Fn(&ProfileEntry) -> usize,
+    ) -> Self {
+        let all: usize = entries.iter().map(&products).sum();
+        let bytes: usize = entries.iter().map(|e| e.bytes).sum();
+        Self {
+            rows,
+            width,
+            slot,
+            milliseconds: seconds * 1e3,
+            in_steps: entries.iter().map(|e| e.seconds).sum::<f64>() * 1e3,
+            bound: limits.bound(bytes, all, 1) * 1e3,
+            steps: entries
+                .into_iter()
+                .map(|e| Steps {
+                    count: e.steps,
+                    milliseconds: e.seconds * 1e3,
+                    bytes: e.bytes,
+                    flops: 2.0 * products(&e) as f64,
+                    bound: limits.bound(e.bytes, products(&e), 1) * 1e3,
+                    name: e.name,
+                })
+                .collect(),
+        }
+    }
+
+    fn table(&self) -> String {
+        let mut out = format!(
+            "{:<40} {:>5} {:>9} {:>6} {:>7} {:>8} {:>6}\n",
+            "step", "count", "ms", "share", "GB/s", "GFLOP/s", "limit"
+        );
+        for s in &self.steps {
+            out += &s.line(self.in_steps);
+        }
+        out
+    }
+}
+
 impl Profile {
+    /// Adds a draft after `ids`, `repeat` times.
+    pub(crate) fn draft(
+        &mut self,
+        engine: &Engine,
+        program: &Arc<DrafterProgram>,
+        ids: &[u32],
+        repeat: usize,
+    ) -> Result<(), End> {
+        let mut drafter = ProgramDrafter::new(program);
+        let (mut cache, known) = (engine.cache(), ids.len() - 1);
+        let widest = engine.manifest().widths.last().copied().unwrap_or(1);
+        let mut last = Vec::new();
+        for start in (0..known).step_by(widest) {
+            let part = &ids[start..known.min(start + widest)];
+            let step = engine.step(&mut cache, start, &Row::chain(part, start))?;
+            let rows: Vec<_> = (0..part.len()).map(|i| (i, start + i)).collect();
+            drafter.extend(&step.taps, &rows)?;
+            last = step.taps;
+        }
+        let of_last = (known - 1) % widest + 1;
+        let new = NEW_ROWS.min(of_last);
+        let rows: Vec<_> = (0..new)
+            .map(|i| (of_last - new + i, known - new + i))
+            .collect();
+        let limits = Roofline {
+            threads: self.threads,
+            bytes_per_second: self.bytes_per_second,
+            flops_per_second: self.flops_per_second,
+        };
+        let guesses = drafter.info().guesses;
+        drafter.propose(ids, guesses)?;
+        program.set_profiling(true);
+        let mut best = f64::INFINITY;
+        for _ in 0..repeat {
+            drafter.truncate(known - new);
+            drafter.extend(&last, &rows)?;
+            let start = clock::seconds(limits.threads);
+            drafter.propose(ids, guesses)?;
+            best = best.min(clock::seconds(limits.threads) - start);
+        }
+        program.set_profiling(false);
+        let entries = program.profile(known, new)?;
+        let shape = [guesses, drafter.info().block, known];
+        let call = Call::new(shape, best, &limits, entries, |e| e.products);
+        self.draft = Some(call);
+        Ok(())
+    }
+
     /// The tables for a terminal.
     pub(crate) fn render(&self) -> String {
         let mut out = format!(
@@ -138,14 +224,16 @@ impl Profile {
         for c in &self.calls {
             let (rows, width, slot) = (c.rows, c.width, c.slot);
             let _ = writeln!(out, "\n{rows} rows in a call of {width} at slot {slot}");
+            out += &c.table();
+        }
+        if let Some(c) = &self.draft {
+            let (guesses, slot, ms) = (c.rows, c.slot, c.milliseconds);
             let _ = writeln!(
                 out,
-                "{:<40} {:>5} {:>9} {:>6} {:>7} {:>8} {:>6}",
-                "step", "count", "ms", "share", "GB/s", "GFLOP/s", "limit"
+                "\ndraft of {guesses} behind {slot} slots: {ms:.3} ms, {:.3} by the limits",
+                c.bound
             );
-            for s in &c.steps {
-                out += &s.line(c.in_steps);
-            }
+            out += &c.table();
         }
         out
     }

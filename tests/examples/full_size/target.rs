@@ -1,0 +1,113 @@
+//! The command `target` as a whole, beside what its `--dry-run` says of it.
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anemone_convert::lower::Chunks;
+use anemone_convert::synth::Published;
+use anemone_tests::reference::shared;
+use serde_json::Value;
+
+use crate::store;
+
+/// What the command may take by its prediction, relative to the latter.
+const WITHIN: f64 = 0.2;
+
+pub(crate) fn run(
+    folder: &Path,
+    model: Published,
+    layers: usize,
+    chunks: &str,
+) -> Result<(), Box<dyn Error>> {
+    let [weights, output] = ["store", "model"].map(|n| folder.join(n));
+    let spec = crate::spec(folder, model, layers)?;
+    let plan = crate::plan(&spec, Chunks::Count(1))?;
+    store::whole(&weights, &spec, &plan.chunks[0], &shared("qwen3-tokenizer"))?;
+    println!("{}, {layers} layers in {chunks} chunks", model.name);
+    let planned = command(&weights, &output, chunks)?
+        .args(["--dry-run", "--json"])
+        .stderr(Stdio::inherit())
+        .output()?;
+    let planned: Value = serde_json::from_slice(&planned.stdout)?;
+    let mut child = command(&weights, &output, chunks)?
+        .stdout(Stdio::null())
+        .spawn()?;
+    let start = Instant::now();
+    let process = PathBuf::from(format!("/proc/{}", child.id()));
+    let mut seen = Seen::default();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        seen.look(&process);
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    if !status.success() {
+        return Err(format!("`target` ended with {status}").into());
+    }
+    println!(
+        "target: {:.2} s, {:.2} s of processor time, {:.0} MB at most, {:.0} MB of them its own",
+        start.elapsed().as_secs_f64(),
+        seen.processor.as_secs_f64(),
+        seen.resident as f64 / 1e6,
+        seen.own as f64 / 1e6,
+    );
+    let memory = planned["peak_memory"].as_u64().ok_or("no peak memory")?;
+    println!("predicted: {:.0} MB", memory as f64 / 1e6);
+    for step in planned["steps"].as_array().ok_or("no steps")? {
+        let what = step["what"].as_str().unwrap_or_default();
+        let file = what.split(',').next().unwrap_or_default();
+        let path = output.join(file);
+        let path = if path.is_dir() {
+            path.join("main.mlirb")
+        } else {
+            path
+        };
+        let bytes = fs::metadata(&path)?.len();
+        println!("{what}: {bytes} bytes, predicted {}", step["bytes"]);
+        assert_eq!(step["bytes"].as_u64(), Some(bytes));
+    }
+    fs::remove_dir_all(&weights)?;
+    fs::remove_dir_all(&output)?;
+    let off = seen.resident as f64 / memory as f64 - 1.0;
+    assert!(off.abs() <= WITHIN, "memory is off by {:.0}%", off * 100.0);
+    Ok(())
+}
+
+/// `anemone-convert target`, built beside this example.
+fn command(store: &Path, output: &Path, chunks: &str) -> Result<Command, Box<dyn Error>> {
+    let example = std::env::current_exe()?;
+    let folder = example.parent().and_then(Path::parent).ok_or("no folder")?;
+    let mut command = Command::new(folder.join("anemone-convert"));
+    command.arg("target").arg(store).arg("--output").arg(output);
+    command.args(["--chunks", chunks, "--max-context", "4096"]);
+    Ok(command)
+}
+
+/// The most that was seen of a process.
+#[derive(Default)]
+struct Seen {
+    /// Bytes in memory.
+    resident: u64,
+    /// Bytes in memory that are not pages of files.
+    own: u64,
+    processor: Duration,
+}
+
+impl Seen {
+    fn look(&mut self, process: &Path) {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let bytes = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key));
+            let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+            kib.unwrap_or(0) * 1024
+        };
+        self.resident = self.resident.max(bytes("VmHWM:"));
+        self.own = self.own.max(bytes("RssAnon:"));
+        let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+        self.processor = self.processor.max(crate::measure::processor_time(&stat));
+    }
+}
