@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{assert_same, fails, ok, text, tiny};
+use common::{assert_same, fails, lowered, ok, text, tiny};
 use serde_json::Value;
 
 const HEAD: &str = "lm_head=bits=6,method=kmeans";
@@ -62,15 +62,7 @@ fn rules_reach_the_matrices_they_match_and_no_others() {
         made["provenance"]["settings"]["set"],
         serde_json::json!([HEAD, FIRST])
     );
-    let folder = dir.path().join("folder");
-    ok(&[
-        "target",
-        text(&ruled),
-        "-o",
-        text(&folder),
-        "--max-context",
-        "256",
-    ]);
+    let folder = lowered(&ruled, dir.path(), &[]);
     let recipe: Value =
         serde_json::from_slice(&fs::read(folder.join("recipe.json")).unwrap()).unwrap();
     let command = recipe["commands"][0].as_str().unwrap();
@@ -112,7 +104,10 @@ fn a_rule_that_matches_nothing_is_refused_with_the_names_there_are() {
         "embed=bits=6",
         &["only tensors that stay in fp16, such as `model.embed_tokens"],
     );
-    refused("lm_head=bits=5", &["--set", "expected 1, 2, 3, 4, 6 or 8"]);
+    refused(
+        "lm_head=bits=5",
+        &["--set", "expected 1, 2, 3, 4, 6, 8 or 16"],
+    );
     // A trial has only some of the layers its rules are about.
     let args = [
         "quantize",
@@ -123,4 +118,56 @@ fn a_rule_that_matches_nothing_is_refused_with_the_names_there_are() {
         "0..1",
     ];
     ok(&[&args[..], &["--set", r"layers\.7\.=bits=6", "--dry-run"]].concat());
+}
+
+#[test]
+fn a_model_whose_matrices_all_stay_in_fp16_is_the_original() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, report) = (dir.path().join("store"), dir.path().join("report.json"));
+    let model = tiny();
+    quantize(&store, &["--set", ".=bits=16"]);
+    let made = manifest(&store);
+    assert_eq!(made["matrices"], serde_json::json!([]));
+    let args = [
+        "quantize",
+        text(&model),
+        "-o",
+        text(&store),
+        "--set",
+        ".=bits=16",
+    ];
+    let plan = ok(&[&args[..], &["--dry-run", "--json"]].concat());
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    let dense = made["dense"].as_array().unwrap().iter();
+    let bytes: u64 = dense.map(|d| d["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(plan["output_bytes"], bytes);
+
+    let folder = lowered(&store, dir.path(), &["--chunks", "2"]);
+    ok(&["package", text(&folder)]);
+    ok(&["verify", text(&folder)]);
+    let args = [
+        "eval",
+        text(&model),
+        "--store",
+        text(&store),
+        "--folder",
+        text(&folder),
+    ];
+    let size = ["--tokens", "1024", "-o", text(&report)];
+    ok(&[&args[..], &size].concat());
+    ok(&[&args[..], &["--tokens", "256", "--max-kl", "0.001"]].concat());
+    let none = [&args[..], &["--tokens", "256", "--max-kl", "-1"]].concat();
+    fails(&none, 6, &["has a mean KL of ", "more than the -1 allowed"]);
+    let report: Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    for student in report["students"].as_array().unwrap() {
+        // The teacher's graph on the same weights, and the programs in fp16 arithmetic.
+        let most = match student["measured"].as_str().unwrap() {
+            "simulator" => 1e-6,
+            _ => 1e-3,
+        };
+        for set in student["sets"].as_array().unwrap() {
+            let kl = set["kl_mean"].as_f64().unwrap();
+            assert!(kl.abs() < most, "{}: {kl}", student["measured"]);
+        }
+    }
 }

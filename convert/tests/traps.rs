@@ -109,6 +109,34 @@ fn a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused() {
     );
 }
 
+#[test]
+fn a_method_that_calibration_was_too_poor_for_is_an_error_if_strict() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, store) = (tiny_copy(dir.path()), dir.path().join("store"));
+    // A layer whose inputs are all zero: nothing can be said of what it does with them.
+    edit_tensor(&model, "model.layers.1.input_layernorm.weight", |bytes| {
+        bytes.fill(0);
+    });
+    let args = [
+        "quantize",
+        text(&model),
+        "-o",
+        text(&store),
+        "--tokens",
+        "512",
+    ];
+    let args = [&args[..], &["--method", "gptq", "--guided", "false"]].concat();
+    let out = command().args(&args).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    assert!(said.contains("used "), "no fallback was needed:\n{said}");
+    fails(
+        &[&args[..], &["--strict"]].concat(),
+        5,
+        &["store", "model.layers.1.self_attn.", "hint: "],
+    );
+}
+
 /// A tiny model whose configs name the end of the text alone as an end, whose template
 /// writes a beginning, and whose tokenizer adds one too.
 fn talkative(dir: &Path) -> std::path::PathBuf {

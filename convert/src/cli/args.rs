@@ -75,8 +75,8 @@ pub(super) struct QuantizeArgs {
     #[arg(long, default_value_t = 4)]
     bits: u8,
     /// Other options for the matrices whose name REGEX matches anywhere, such as
-    /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits`, `method` and
-    /// `damping`, by commas. Repeatable; the last rule that gives an option counts.
+    /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits` (16 for fp16),
+    /// `method` and `damping`, by commas. Repeatable; the last rule that gives an option counts.
     #[arg(long = "set", value_name = "REGEX=OPTIONS")]
     rules: Vec<Rule>,
     /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
@@ -91,6 +91,10 @@ pub(super) struct QuantizeArgs {
     /// Worker threads; the result does not depend on them.
     #[arg(short, long, default_value_t = threads())]
     jobs: usize,
+    /// Exit with code 5 if calibration was too poor for a matrix and a simpler method took
+    /// its place; the store is whole and says where.
+    #[arg(long)]
+    pub(super) strict: bool,
     /// Only these layers, from the first on: a trial, marked as partial.
     #[arg(long, value_name = "0..N", value_parser = first_layers)]
     layers: Option<usize>,
@@ -214,6 +218,9 @@ pub(super) struct EvalArgs {
     /// The same as one HTML page with plots.
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
+    /// Exit with code 6 if a mean KL is above this, in nats per token.
+    #[arg(long, value_name = "NATS")]
+    pub(super) max_kl: Option<f64>,
     /// Print the steps with their peak memory and estimated time, and stop.
     #[arg(long)]
     pub(super) dry_run: bool,

@@ -179,7 +179,10 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
                 &[&options.model],
             )? {
                 let _job = start(&format!("quantize {}", options.model.display()))?;
-                quantize::run(&options, ui, &stop)?;
+                let store = quantize::run(&options, ui, &stop)?;
+                if a.strict {
+                    say::require_no_fallback(&store)?;
+                }
             }
         }
         Command::Target(a) => {
@@ -236,6 +239,9 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
             } else {
                 report.markdown()
             })?;
+            if let Some(limit) = a.max_kl {
+                say::require_quality(&report, limit)?;
+            }
         }
         Command::Tune(a) => {
             if let Some(model) = checkpoint(&a.model, a.run.dry_run, a.run.json, ui, &stop)? {

@@ -4,7 +4,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic;
+use anemone_schemas::exit::Exit;
 use anemone_schemas::report::QualityReport;
+use anemone_schemas::store::Store;
 use serde::Serialize;
 
 use super::args::RunArgs;
@@ -53,5 +55,37 @@ pub(super) fn print(text: &str) -> Result<(), Error> {
     match writeln!(io::stdout(), "{}", text.trim_end()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(|e| Error::unexpected(&e)),
+    }
+}
+
+/// Refuses a store in which a matrix was made by a simpler method than asked for.
+pub(super) fn require_no_fallback(store: &Store) -> Result<(), Error> {
+    let mut matrices = store.manifest().matrices.iter();
+    let fallen = matrices.find_map(|m| Some((&m.name, m.report.fallback.as_ref()?)));
+    match fallen {
+        Some((name, why)) => Err(Error::new(
+            Exit::Numerical,
+            format!("`{}`: `{name}`: {why}", store.dir().display()),
+        )
+        .hint("more calibration text, or `--set` with another method or damping")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a report with a mean KL above a limit.
+pub(super) fn require_quality(report: &QualityReport, limit: f64) -> Result<(), Error> {
+    let measured = report.students.iter();
+    let mut measured =
+        measured.flat_map(|student| student.sets.iter().map(move |set| (student, set)));
+    // What is no number is not below the limit either.
+    match measured.find(|(_, set)| set.kl_mean.is_nan() || set.kl_mean > limit) {
+        Some((student, set)) => Err(Error::new(
+            Exit::Verification,
+            format!(
+                "`{}` on `{}` has a mean KL of {:.4}, more than the {limit} allowed",
+                student.name, set.set, set.kl_mean
+            ),
+        )),
+        None => Ok(()),
     }
 }

@@ -11,16 +11,14 @@
 //! where it stopped and ends in the same bytes; only the teacher starts anew.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 
-use anemone_calib::{Corpus, Hidden, StatsBuilder, Teacher};
+use anemone_calib::{Hidden, StatsBuilder, Teacher};
 use anemone_schemas::checkpoint::{self, Checkpoint};
-use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
+use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
 use anemone_schemas::store::{Provenance, Store, StoreWriter};
 use serde_json::Value;
 
-use super::notices;
 use super::text::{self, Budget};
 use crate::error::Error;
 use crate::output::{self, Kind};
@@ -29,16 +27,17 @@ use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
 mod recipe;
+mod rest;
 mod rules;
 mod statistics;
 mod work;
 
 pub(crate) use recipe::RULES;
 pub use recipe::Recipe;
-pub(crate) use rules::METHODS;
 pub use rules::Rule;
+pub(crate) use rules::{FP16, METHODS};
 use statistics::{Scratch, SiteStats, scratch_dir};
-use work::{Context, Work, put_f16};
+use work::{Context, Work};
 
 /// File of the store with the largest magnitude at the input of each norm.
 pub(super) const MAGNITUDES_FILE: &str = "norm_magnitudes.json";
@@ -354,55 +353,9 @@ impl Job<'_> {
         }
         Ok(())
     }
-
-    /// Norms and the embedding table, in fp16.
-    fn dense(&mut self) -> Result<(), Error> {
-        let spec = self.spec;
-        let mut names = vec![(FINAL_NORM.to_string(), vec![spec.hidden])];
-        for layer in 0..spec.layers {
-            let norms = spec.architecture.norms().iter();
-            names.extend(norms.map(|n| (n.tensor(layer), vec![n.width(spec)])));
-        }
-        names.push((EMBEDDING.to_string(), vec![spec.vocab, spec.hidden]));
-        for work in &mut self.works {
-            for (name, shape) in &names {
-                self.stop.check()?;
-                put_f16(work, self.checkpoint, name, shape)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The model's spec, its tokenizer, licence and notices, and what was noted of the
-    /// calibration.
-    fn copies(&mut self, corpus: &Corpus) -> Result<(), Error> {
-        let mut files = vec![
-            (SPEC_FILE.to_owned(), json(self.spec)?),
-            (MAGNITUDES_FILE.to_owned(), json(&self.magnitudes)?),
-            (CALIBRATION_FILE.to_owned(), json(&corpus.shingles())?),
-        ];
-        files.extend(notices::collect(&self.options.model)?);
-        for name in text::open_tokenizer(&self.options.model)?.files() {
-            let path = self.options.model.join(name);
-            let bytes = fs::read(&path).map_err(|e| Error::io(&path, &e))?;
-            files.push(((*name).to_owned(), bytes));
-        }
-        for work in &mut self.works {
-            for (name, bytes) in &files {
-                work.writer.put_file(name, bytes)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The names of a layer's matrices.
 fn layer_names(layer: usize) -> [String; 7] {
     Linear::ALL.map(|linear| linear.tensor(layer))
-}
-
-fn json<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, Error> {
-    let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| Error::unexpected(&e))?;
-    bytes.push(b'\n');
-    Ok(bytes)
 }

@@ -311,6 +311,9 @@ fn write_embedding(store: &Store, to: &Path) -> Result<(), Error> {
 /// Name of a store's quantization, such as `lut4-g32 gptq`.
 pub(super) fn quantization_name(store: &Store) -> String {
     let m = store.manifest();
+    if m.matrices.is_empty() {
+        return "fp16".to_string();
+    }
     let (bits, group) = m
         .matrices
         .first()

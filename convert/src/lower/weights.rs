@@ -1,12 +1,13 @@
 //! Weights of a store as constants of a module, and as input of the teacher.
 
+use std::iter;
 use std::ops::Range;
 
 use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::{Blob, BlobData, BlobId, Elem, Module, TensorType, ValueId};
 use anemone_schemas::spec::{Architecture, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm};
-use anemone_schemas::store::{Store, StoredLut};
+use anemone_schemas::store::{DenseElem, Store, StoredDense, StoredLut};
 
 use super::forms::{Prescale, slices};
 use super::layer::{LayerWeights, NormWeights};
@@ -21,6 +22,14 @@ pub trait WeightSource {
     /// If there is no such matrix.
     fn matrix(&self, name: &str) -> Result<StoredLut, Error>;
 
+    /// Where a matrix lies that the source keeps in fp16, without tables.
+    ///
+    /// # Errors
+    /// If it is not fp16.
+    fn fp16(&self, _name: &str) -> Result<Option<StoredDense>, Error> {
+        Ok(None)
+    }
+
     /// The weight of a norm.
     ///
     /// # Errors
@@ -33,20 +42,40 @@ impl WeightSource for Store {
         Ok(self.lut(name)?)
     }
 
+    fn fp16(&self, name: &str) -> Result<Option<StoredDense>, Error> {
+        match self.dense(name) {
+            Ok(dense) if dense.elem == DenseElem::F16 => Ok(Some(dense)),
+            Ok(_) => Err(Error::bad_input(format!(
+                "store matrix `{name}` is f32, expected fp16 or tables"
+            ))),
+            Err(_) => Ok(None),
+        }
+    }
+
     fn norm(&self, name: &str) -> Result<Vec<f32>, Error> {
         Ok(self.dense_f32(name)?.1)
     }
 }
 
-/// A run of rows of a LUT matrix whose bytes the module refers to in the store.
+/// A run of rows of a matrix whose bytes the module refers to in the store.
 pub(super) struct LinearWeights {
     rows: usize,
     cols: usize,
-    groups: usize,
-    elem: Elem,
-    indices: BlobId,
-    tables: BlobId,
+    form: Form,
 }
+
+enum Form {
+    F16(BlobId),
+    Lut {
+        groups: usize,
+        elem: Elem,
+        indices: BlobId,
+        tables: BlobId,
+    },
+}
+
+/// Rows that a slice of an fp16 matrix starts at a multiple of.
+const FP16_GROUP: usize = 32;
 
 /// Final norm and output layer.
 pub(super) struct HeadWeights {
@@ -68,8 +97,60 @@ impl LinearWeights {
         name: &str,
         shape: [usize; 2],
     ) -> Result<Self, Error> {
+        let whole = |rows: usize, _: usize| -> Vec<_> { iter::once(0..rows).collect() };
+        let mut parts = Self::cut(module, source, name, shape, whole)?;
+        Ok(parts.remove(0))
+    }
+
+    /// The matrix in parts, at the rows that `slices` says for its rows and those of a table.
+    fn cut(
+        module: &mut Module,
+        source: &dyn WeightSource,
+        name: &str,
+        shape: [usize; 2],
+        slices: impl Fn(usize, usize) -> Vec<Range<usize>>,
+    ) -> Result<Vec<Self>, Error> {
+        if let Some(dense) = source.fp16(name)? {
+            if dense.shape != shape {
+                return Err(Error::bad_input(format!(
+                    "store matrix `{name}` is {:?}, expected {shape:?}",
+                    dense.shape
+                )));
+            }
+            let ranges = slices(shape[0], FP16_GROUP).into_iter();
+            return Ok(ranges
+                .map(|range| Self::dense_rows(module, &dense, name, shape, range))
+                .collect());
+        }
         let lut = find(source, name, shape)?;
-        Ok(Self::rows(module, &lut, name, 0..lut.rows))
+        let ranges = slices(lut.rows, lut.group_rows).into_iter();
+        Ok(ranges
+            .map(|range| Self::rows(module, &lut, name, range))
+            .collect())
+    }
+
+    /// Rows `range` of a matrix in fp16.
+    fn dense_rows(
+        module: &mut Module,
+        dense: &StoredDense,
+        name: &str,
+        [_, cols]: [usize; 2],
+        range: Range<usize>,
+    ) -> Self {
+        let row = cols as u64 * 2;
+        let blob = module.add_blob(Blob {
+            key: format!("{name}.{}.f16", range.start),
+            data: BlobData::File {
+                path: dense.path.clone(),
+                offset: dense.offset + range.start as u64 * row,
+                len: range.len() as u64 * row,
+            },
+        });
+        Self {
+            rows: range.len(),
+            cols,
+            form: Form::F16(blob),
+        }
     }
 
     /// Rows `range` of a matrix; it starts and ends at tables.
@@ -104,25 +185,35 @@ impl LinearWeights {
         Self {
             rows: range.len(),
             cols: lut.cols,
-            groups: range.len() / lut.group_rows,
-            elem,
-            indices: blob("indices", lut.indices),
-            tables: blob("tables", lut.tables),
+            form: Form::Lut {
+                groups: range.len() / lut.group_rows,
+                elem,
+                indices: blob("indices", lut.indices),
+                tables: blob("tables", lut.tables),
+            },
         }
     }
 
     /// `x` `[1, cols, 1, w]` times the matrix as a 1x1 convolution.
     pub(super) fn conv(&self, g: &mut GraphBuilder<'_>, x: ValueId) -> ValueId {
-        let entries = 1 << self.elem.bits();
-        let indices = g.constant_blob(
-            TensorType::new(self.elem, &[self.rows, self.cols, 1, 1]),
-            self.indices,
-        );
-        let tables = g.constant_blob(
-            TensorType::new(Elem::F16, &[self.groups, 1, 1, 1, entries, 1]),
-            self.tables,
-        );
-        let dense = g.lut_to_dense(indices, tables, 0);
+        let shape = [self.rows, self.cols, 1, 1];
+        let dense = match self.form {
+            Form::F16(blob) => g.constant_blob(TensorType::new(Elem::F16, &shape), blob),
+            Form::Lut {
+                groups,
+                elem,
+                indices,
+                tables,
+            } => {
+                let entries = 1 << elem.bits();
+                let indices = g.constant_blob(TensorType::new(elem, &shape), indices);
+                let tables = g.constant_blob(
+                    TensorType::new(Elem::F16, &[groups, 1, 1, 1, entries, 1]),
+                    tables,
+                );
+                g.lut_to_dense(indices, tables, 0)
+            }
+        };
         g.conv1x1(x, dense)
     }
 }
@@ -196,13 +287,10 @@ impl ChunkWeights {
             });
         }
         let head = if chunk.head {
-            let lut = find(source, LM_HEAD, [spec.vocab, spec.hidden])?;
+            let shape = [spec.vocab, spec.hidden];
             Some(HeadWeights {
                 norm: norm(FINAL_NORM, spec.hidden)?,
-                slices: slices(spec.vocab, lut.group_rows)
-                    .into_iter()
-                    .map(|rows| LinearWeights::rows(module, &lut, LM_HEAD, rows))
-                    .collect(),
+                slices: LinearWeights::cut(module, source, LM_HEAD, shape, slices)?,
             })
         } else {
             None

@@ -14,7 +14,7 @@ use crate::commands::drafter::DrafterOptions;
 use crate::commands::eval::EvalOptions;
 use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::QuantizeOptions;
+use crate::commands::quantize::{FP16, QuantizeOptions};
 use crate::commands::target::{self, TargetOptions};
 use crate::commands::text::TextSource;
 use crate::commands::verify;
@@ -61,24 +61,30 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     options.check_rules(&options.rules, spec)?;
     let recipe = options.recipe();
     let bytes = |name: &str, [rows, cols]: [usize; 2]| -> Result<u64, Error> {
-        LutShape::new(rows, cols, recipe.matrix(name).bits, group)
+        let bits = recipe.matrix(name).bits;
+        if bits == FP16 {
+            return Ok((rows * cols * 2) as u64);
+        }
+        LutShape::new(rows, cols, bits, group)
             .map(|shape| shape.file_len())
             .map_err(|e| Error::usage(e.to_string()))
     };
     let feedback = |name: &str| {
-        !matches!(
-            recipe.matrix(name).method,
-            Method::KMeans | Method::KMeansUnweighted
-        )
+        let options = recipe.matrix(name);
+        let kmeans = [Method::KMeans, Method::KMeansUnweighted].contains(&options.method);
+        !kmeans && options.bits != FP16
     };
     let work = |name: &str, shape: [usize; 2]| Work {
-        points: product(shape),
+        points: match recipe.matrix(name).bits {
+            FP16 => 0.0,
+            _ => product(shape),
+        },
         feedback: if feedback(name) {
             product(shape) * shape[1] as f64
         } else {
             0.0
         },
-        refinement: if recipe.matrix(name).method == Method::TwoSided {
+        refinement: if feedback(name) && recipe.matrix(name).method == Method::TwoSided {
             product(shape) * shape[1] as f64
         } else {
             0.0

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use anemone_calib::Corpus;
+use anemone_schemas::spec::LM_HEAD;
 use serde_json::{Map, Value};
 
-use super::rules::{self, MatrixOptions, Rule};
+use super::rules::{self, FP16, MatrixOptions, Rule};
 use super::statistics::LABEL_SEED;
 use super::text;
 use crate::error::Error;
@@ -48,6 +49,11 @@ impl Recipe {
             damping: self.settings.damping,
         };
         rules::resolve(&self.rules, default, name)
+    }
+
+    /// Whether the store has the matrix, and in tables.
+    pub(crate) fn has_table(&self, name: &str) -> bool {
+        (self.head || name != LM_HEAD) && self.matrix(name).bits != FP16
     }
 
     /// All that changes the result, for the store's provenance.

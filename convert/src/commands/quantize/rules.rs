@@ -18,6 +18,9 @@ pub(crate) const METHODS: [(Method, &str); 4] = [
     (Method::TwoSided, "two-sided"),
 ];
 
+/// Bits of a matrix that stays as it is, in fp16 and without tables.
+pub(crate) const FP16: u8 = 16;
+
 /// How a matrix is quantized.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MatrixOptions {
@@ -71,8 +74,9 @@ impl FromStr for Rule {
             let wrong = |expected: &str| format!("`{key}` is `{value}`, expected {expected}");
             match key {
                 "bits" => {
-                    let bits = value.parse().ok().filter(|b| BITS.contains(b));
-                    rule.bits = Some(bits.ok_or_else(|| wrong("1, 2, 3, 4, 6 or 8"))?);
+                    let bits = value.parse().ok();
+                    let bits = bits.filter(|b| BITS.contains(b) || *b == FP16);
+                    rule.bits = Some(bits.ok_or_else(|| wrong("1, 2, 3, 4, 6, 8 or 16"))?);
                 }
                 "method" => {
                     let found = METHODS.iter().find(|m| m.1 == value);
@@ -198,7 +202,7 @@ mod tests {
     #[test]
     fn a_rule_reads_back_from_what_is_recorded_of_it() {
         for text in [
-            "lm_head=bits=6",
+            "lm_head=bits=16",
             r"layers\.\d+\.mlp=method=kmeans-unweighted",
             "^model=bits=8,method=two-sided,damping=0.125",
         ] {
@@ -217,7 +221,7 @@ mod tests {
             ("lm_head=6", "`6` is no OPTION=VALUE"),
             (
                 "lm_head=bits=5",
-                "`bits` is `5`, expected 1, 2, 3, 4, 6 or 8",
+                "`bits` is `5`, expected 1, 2, 3, 4, 6, 8 or 16",
             ),
             (
                 "lm_head=method=awq",

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use anemone_calib::Weights;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::exit::Exit;
-use anemone_schemas::spec::LM_HEAD;
 use anemone_schemas::store::{DenseElem, Key, StoreWriter};
 use half::f16;
 
@@ -35,7 +34,7 @@ impl Work<'_> {
     /// The matrices among `names` that are not in the store yet.
     pub(super) fn missing(&mut self, names: &[String]) -> Result<Vec<String>, Error> {
         let mut missing = Vec::new();
-        let names = names.iter().filter(|n| self.recipe.head || *n != LM_HEAD);
+        let names = names.iter().filter(|n| self.recipe.has_table(n));
         for name in names {
             let key = self.key(name);
             if !self.writer.has_lut(name, &key)? {

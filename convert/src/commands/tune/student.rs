@@ -47,6 +47,10 @@ impl<'a> Student<'a> {
     pub(super) fn new(store: &'a Store, spec: &'a ModelSpec) -> Result<Self, Error> {
         let mut parameters = BTreeMap::new();
         for name in matrices(spec.layers) {
+            if store.dense(&name).is_ok() {
+                // It has no table to train.
+                continue;
+            }
             let lut = store.load_lut(&name)?;
             let (mut values, mut units) = (Vec::new(), Vec::new());
             for group in 0..lut.shape().groups() {
