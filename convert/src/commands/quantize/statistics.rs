@@ -13,10 +13,10 @@ use anemone_calib::{
     Error as CalibError, Guided, GuidedBuilder, Hidden, LinearGradient, Stats, Teacher,
     sampled_loss,
 };
-use anemone_schemas::lut::DEFAULT_GROUP_ROWS;
 use anemone_schemas::spec::{Linear, ModelSpec, Site};
 
 use crate::error::Error;
+use crate::quantize::OUTPUT_ROWS;
 
 /// Seed of the ids that are drawn for the gradients.
 pub(super) const LABEL_SEED: u64 = 1;
@@ -125,7 +125,7 @@ pub(super) fn head(
     let vocab = spec.vocab;
     let head = teacher.head()?;
     let mut builder =
-        wanted.then(|| GuidedBuilder::new(Site::HeadIn, spec.hidden, &[vocab], DEFAULT_GROUP_ROWS));
+        wanted.then(|| GuidedBuilder::new(Site::HeadIn, spec.hidden, &[vocab], OUTPUT_ROWS));
     let starts: Vec<usize> = hidden
         .0
         .iter()
@@ -192,5 +192,5 @@ fn readers(site: Site) -> impl Iterator<Item = Linear> {
 
 fn builder(spec: &ModelSpec, site: Site) -> GuidedBuilder {
     let outputs: Vec<usize> = readers(site).map(|l| l.shape(spec)[0]).collect();
-    GuidedBuilder::new(site, site.width(spec), &outputs, DEFAULT_GROUP_ROWS)
+    GuidedBuilder::new(site, site.width(spec), &outputs, OUTPUT_ROWS)
 }
