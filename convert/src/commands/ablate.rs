@@ -246,6 +246,7 @@ impl AblateOptions {
             window: self.window,
             jobs: self.jobs,
             layers: None,
+            target_bpw: None,
         }
     }
 }

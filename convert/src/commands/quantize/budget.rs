@@ -12,7 +12,7 @@
 //! to be planned with, so the plan is greedy: from the least bits for all, the step with the
 //! most divergence saved per byte comes next, until none fits.
 
-use anemone_calib::{Corpus, Teacher};
+use anemone_calib::{Corpus, Teacher, Weights};
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutShape};
 use anemone_schemas::spec::{LM_HEAD, Linear};
@@ -159,7 +159,7 @@ impl Survey<'_> {
             scratch.put(layer, &hidden)?;
             teacher.block(layer, &mut hidden, None)?;
         }
-        let (stats, mut gradient) = statistics::head(&teacher, &hidden, valid, LM_HEAD, true)?;
+        let (stats, mut gradient, _) = statistics::head(&teacher, &hidden, valid, LM_HEAD, true)?;
         drop(hidden);
         if let Some(stats) = stats {
             self.site(&stats)?;

@@ -7,11 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs;
 
 use anemone_calib::Magnitudes as Block;
 use anemone_schemas::exit::Exit;
 use anemone_schemas::spec::{FINAL_NORM, Norm};
+use anemone_schemas::store::Store;
 
+use super::{FP16_FILE, MAGNITUDES_FILE};
 use crate::error::Error;
 use crate::lower::{MAGNITUDE_HEADROOM, shift_for};
 
@@ -88,6 +91,25 @@ impl Magnitudes {
     /// Inputs of the norms by the names of their weights, for the store.
     pub(super) fn norms(&self) -> &BTreeMap<String, f32> {
         &self.norms
+    }
+
+    /// The places and how large their values got, for the store.
+    pub(super) fn sites(&self) -> &BTreeMap<String, f32> {
+        &self.sites
+    }
+
+    /// What [`Self::sites`] and [`Self::norms`] put into a store.
+    pub(super) fn read(store: &Store) -> Result<Self, Error> {
+        let table = |name: &str| -> Result<BTreeMap<String, f32>, Error> {
+            let path = store.dir().join(name);
+            let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))?;
+            serde_json::from_str(&text)
+                .map_err(|e| Error::bad_input(format!("`{}`: {e}", path.display())))
+        };
+        Ok(Self {
+            sites: table(FP16_FILE)?,
+            norms: table(MAGNITUDES_FILE)?,
+        })
     }
 
     /// The places with the largest magnitudes, and how norms are scaled.

@@ -113,14 +113,14 @@ pub(super) fn scratch_dir(output: &Path) -> PathBuf {
 }
 
 /// Statistics of the output layer, whose gradients need no draw, and the gradient of the loss at
-/// the output of the last block.
+/// the output of the last block. The last is the largest magnitude of a logit.
 pub(super) fn head(
     teacher: &Teacher<'_>,
     hidden: &Hidden,
     valid: usize,
     name: &str,
     wanted: bool,
-) -> Result<(Option<SiteStats>, Hidden), Error> {
+) -> Result<(Option<SiteStats>, Hidden, f32), Error> {
     let spec = teacher.spec();
     let vocab = spec.vocab;
     let head = teacher.head()?;
@@ -135,7 +135,9 @@ pub(super) fn head(
             Some(start)
         })
         .collect();
+    let mut largest = 0.0f32;
     let mut loss = |window: usize, first: usize, normed: &[f32], logits: &mut [f32]| {
+        largest = logits.iter().fold(largest, |max, x| max.max(x.abs()));
         if let Some(builder) = &mut builder {
             let mut probabilities = logits.to_vec();
             anemone_calib::softmax_rows(&mut probabilities, vocab, valid);
@@ -149,7 +151,7 @@ pub(super) fn head(
         Some(builder) => Some(SiteStats::guided(builder.finish()?, vec![name.to_string()])),
         None => None,
     };
-    Ok((stats, gradient))
+    Ok((stats, gradient, largest))
 }
 
 /// Takes `gradient` back through a layer, and gives the statistics of its sites if `wanted`.
