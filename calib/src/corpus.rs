@@ -147,22 +147,77 @@ impl Corpus {
     }
 }
 
+/// A conversation that ends with the user's turn.
+#[derive(Debug, Clone)]
+pub struct Prompt {
+    /// Its turns.
+    pub messages: Vec<ChatMessage>,
+    /// The ids that an answer follows.
+    pub ids: Vec<u32>,
+}
+
+/// At most `count` conversations of a `.jsonl` file that end with the user's turn, in an order
+/// shuffled by the seed.
+///
+/// # Errors
+/// A file that cannot be read or has no such conversation, or a bad line.
+pub fn prompts(
+    path: &Path,
+    tokenizer: &TokenizerFolder,
+    count: usize,
+    seed: u64,
+) -> Result<Vec<Prompt>, Error> {
+    let mut found = conversations(path)?;
+    found.retain(|messages| messages.last().is_some_and(|last| last.role == "user"));
+    if found.is_empty() {
+        return Err(Error::EmptyText {
+            path: path.to_path_buf(),
+        });
+    }
+    shuffle(&mut found, seed);
+    found.truncate(count);
+    let prompt = |messages: Vec<ChatMessage>| {
+        let text = tokenizer.render_chat(&messages, true, &Map::new())?;
+        let ids = tokenizer.encode(&text, false)?;
+        Ok(Prompt { messages, ids })
+    };
+    found.into_iter().map(prompt).collect()
+}
+
 #[derive(Deserialize)]
 struct Conversation {
     messages: Vec<ChatMessage>,
 }
 
+/// The conversations of a `.jsonl` file that have a turn.
+fn conversations(path: &Path) -> Result<Vec<Vec<ChatMessage>>, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
+        path: path.to_path_buf(),
+        source,
+    })?;
+    let lines = text.lines().enumerate().filter(|l| !l.1.trim().is_empty());
+    let parsed = lines.map(|(line, text)| {
+        let conversation: Conversation =
+            serde_json::from_str(text).map_err(|source| Error::BadLine {
+                path: path.to_path_buf(),
+                line: line + 1,
+                source,
+            })?;
+        Ok::<_, Error>(conversation.messages)
+    });
+    let mut all: Vec<Vec<ChatMessage>> = parsed.collect::<Result<_, Error>>()?;
+    all.retain(|messages| !messages.is_empty());
+    Ok(all)
+}
+
 fn read(path: &Path, tokenizer: &TokenizerFolder, sequence: usize) -> Result<Vec<Vec<u32>>, Error> {
-    let text = || {
-        std::fs::read_to_string(path).map_err(|source| Error::Io {
-            path: path.to_path_buf(),
-            source,
-        })
-    };
     let extension = path.extension().and_then(|e| e.to_str());
     match extension {
         Some("txt") => {
-            let text = text()?;
+            let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
+                path: path.to_path_buf(),
+                source,
+            })?;
             if text.trim().is_empty() {
                 return Ok(Vec::new());
             }
@@ -178,21 +233,8 @@ fn read(path: &Path, tokenizer: &TokenizerFolder, sequence: usize) -> Result<Vec
         }
         Some("jsonl") => {
             let mut windows = Vec::new();
-            for (line, text) in text()?.lines().enumerate() {
-                if text.trim().is_empty() {
-                    continue;
-                }
-                let conversation: Conversation =
-                    serde_json::from_str(text).map_err(|source| Error::BadLine {
-                        path: path.to_path_buf(),
-                        line: line + 1,
-                        source,
-                    })?;
-                let messages = conversation.messages;
-                let Some(last) = messages.last() else {
-                    continue;
-                };
-                let answer_next = last.role != "assistant";
+            for messages in conversations(path)? {
+                let answer_next = messages.last().is_some_and(|last| last.role != "assistant");
                 let prompt = tokenizer.render_chat(&messages, answer_next, &Map::new())?;
                 let mut ids = tokenizer.encode(&prompt, false)?;
                 ids.truncate(sequence);

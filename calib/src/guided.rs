@@ -14,7 +14,7 @@
 //! A few positions, the first of a window above all, carry hundreds of times the mean weight,
 //! so the weighted sum over inputs is that of a small sample. It is mixed half and half with
 //! the plain sum, both brought to the same mean diagonal. Of the sum over outputs the
-//! diagonal blocks of the groups of rows that share a table are kept.
+//! diagonal blocks of bands of rows are kept.
 
 use anemone_schemas::spec::Site;
 use rayon::prelude::*;
@@ -29,7 +29,7 @@ pub struct Guided {
     pub plain: Stats,
     /// The mixture of plain and weighted inputs.
     pub mixed: Stats,
-    /// For each matrix that reads the site, in order: one row-major block per group of
+    /// For each matrix that reads the site, in order: one row-major block per band of
     /// rows, the last filled up with zeros.
     pub outputs: Vec<Vec<f32>>,
 }
@@ -45,17 +45,17 @@ pub struct GuidedBuilder {
 
 impl GuidedBuilder {
     /// No rows yet, for matrices with these numbers of outputs that read a site of `cols` inputs,
-    /// in groups of `group_rows` rows.
+    /// in bands of `band_rows` rows.
     ///
     /// # Panics
-    /// If `cols` or `group_rows` is 0.
-    pub fn new(site: Site, cols: usize, outputs: &[usize], group_rows: usize) -> Self {
+    /// If `cols` or `band_rows` is 0.
+    pub fn new(site: Site, cols: usize, outputs: &[usize], band_rows: usize) -> Self {
         Self {
             plain: StatsBuilder::new(site, cols),
             weighted: StatsBuilder::new(site, cols),
             outputs: outputs
                 .iter()
-                .map(|&rows| OutputBlocks::new(rows, group_rows))
+                .map(|&rows| OutputBlocks::new(rows, band_rows))
                 .collect(),
             cols,
         }

@@ -17,14 +17,14 @@ mod stats;
 mod teacher;
 mod weights;
 
-pub use corpus::{Corpus, CorpusOptions, SourceUse};
+pub use corpus::{Corpus, CorpusOptions, Prompt, SourceUse, prompts};
 pub use error::Error;
 pub use guided::{Guided, GuidedBuilder};
 pub use kl::{Kl, KlSummary};
 pub use overlap::Shingles;
 pub use stats::{Stats, StatsBuilder};
 pub use teacher::{
-    GradientHook, Hidden, Hook, LinearGradient, LossHook, NormGradients, Residual, Teacher,
-    sampled_loss, softmax_rows,
+    AnswerLimits, GradientHook, Hidden, Hook, LinearGradient, LossHook, Magnitudes, NormGradients,
+    Teacher, sampled_loss, softmax_rows,
 };
 pub use weights::Weights;

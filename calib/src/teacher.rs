@@ -19,11 +19,14 @@ use crate::{Error, Weights};
 
 mod attention;
 mod backward;
+mod generate;
 mod math;
 
 pub use backward::{
     GradientHook, LinearGradient, LossHook, NormGradients, sampled_loss, softmax_rows,
 };
+
+pub use generate::AnswerLimits;
 
 use attention::Attention;
 use math::{add_assign, rms_norm, swiglu};
@@ -39,13 +42,48 @@ const HEAD_PANEL: usize = 8192;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hidden(pub Vec<Vec<f32>>);
 
-/// Largest magnitudes of the residual stream at the norms of a block.
+/// Largest magnitudes of what a block computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Residual {
-    /// Before attention.
+pub struct Magnitudes {
+    /// Of the residual stream before attention.
     pub input: f32,
-    /// Before the MLP.
+    /// Of queries as the projection gives them.
+    pub q: f32,
+    /// Of keys as the projection gives them.
+    pub k: f32,
+    /// Of values.
+    pub v: f32,
+    /// Of the weighted values.
+    pub attn_out: f32,
+    /// Of the residual stream before the MLP.
     pub post_attention: f32,
+    /// Of the output of `gate`.
+    pub gate: f32,
+    /// Of the output of `up`.
+    pub up: f32,
+    /// Of the input of `down`.
+    pub product: f32,
+    /// Of the residual stream after the MLP.
+    pub output: f32,
+}
+
+impl Magnitudes {
+    fn join(&mut self, other: &Self) {
+        for (largest, found) in [
+            (&mut self.input, other.input),
+            (&mut self.q, other.q),
+            (&mut self.k, other.k),
+            (&mut self.v, other.v),
+            (&mut self.attn_out, other.attn_out),
+            (&mut self.post_attention, other.post_attention),
+            (&mut self.gate, other.gate),
+            (&mut self.up, other.up),
+            (&mut self.product, other.product),
+            (&mut self.output, other.output),
+        ] {
+            *largest = largest.max(found);
+        }
+    }
 }
 
 /// Sees the input of linear layers as it is computed: the site, and row-major
@@ -187,8 +225,7 @@ impl<'a> Teacher<'a> {
         Ok(Hidden(hidden))
     }
 
-    /// Takes `hidden` through block `layer`; says how large the residual stream was
-    /// where the block's norms read it. The hook sees [`Site::AttnIn`],
+    /// Takes `hidden` through block `layer`; says how large things got. The hook sees [`Site::AttnIn`],
     /// [`Site::AttnOut`], [`Site::MlpIn`] and [`Site::MlpMid`].
     ///
     /// # Errors
@@ -198,7 +235,7 @@ impl<'a> Teacher<'a> {
         layer: usize,
         hidden: &mut Hidden,
         mut hook: Option<Hook<'_>>,
-    ) -> Result<Residual, Error> {
+    ) -> Result<Magnitudes, Error> {
         let spec = self.spec();
         let longest = hidden.0.iter().map(|h| h.len() / spec.hidden).max();
         let block = self.load_block(layer, longest.unwrap_or(0))?;
@@ -207,14 +244,13 @@ impl<'a> Teacher<'a> {
                 hook(site, activations);
             }
         };
-        let mut largest = Residual::default();
+        let mut largest = Magnitudes::default();
         let mut first = 0;
         while first < hidden.0.len() {
             let group = group(hidden.0[first..].iter().map(|h| h.len() / spec.hidden));
             let windows = &mut hidden.0[first..first + group];
             let found = self.block_on_group(&block, windows, &mut see)?;
-            largest.input = largest.input.max(found.input);
-            largest.post_attention = largest.post_attention.max(found.post_attention);
+            largest.join(&found);
             self.check_finite(layer, first, windows)?;
             first += group;
         }
@@ -226,23 +262,33 @@ impl<'a> Teacher<'a> {
         block: &Block,
         windows: &mut [Vec<f32>],
         see: Hook<'_>,
-    ) -> Result<Residual, Error> {
+    ) -> Result<Magnitudes, Error> {
         let spec = self.spec();
         let lengths: Vec<usize> = windows.iter().map(|h| h.len() / spec.hidden).collect();
         if lengths.iter().all(|&length| length == 0) {
-            return Ok(Residual::default());
+            return Ok(Magnitudes::default());
         }
         let trace = block.trace(spec.rms_eps, &lengths, windows.concat())?;
         see(Site::AttnIn, &trace.attn_in);
         see(Site::AttnOut, &trace.attn_out);
         see(Site::MlpIn, &trace.mlp_in);
         see(Site::MlpMid, &trace.mlp_mid);
-        let largest = Residual {
+        let [q, k, v] = [0, 1, 2].map(|at| max_abs(&trace.projected[at]));
+        let mut largest = Magnitudes {
             input: max_abs(&trace.before),
+            q,
+            k,
+            v,
+            attn_out: max_abs(&trace.attn_out),
             post_attention: max_abs(&trace.middle),
+            gate: max_abs(&trace.gate),
+            up: max_abs(&trace.up),
+            product: max_abs(&trace.mlp_mid),
+            output: 0.0,
         };
         let mut residual = trace.middle;
         add_assign(&mut residual, &block.linear(Linear::Down, &trace.mlp_mid)?);
+        largest.output = max_abs(&residual);
         scatter(&residual, windows);
         Ok(largest)
     }

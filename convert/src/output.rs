@@ -130,11 +130,12 @@ impl Kind {
 }
 
 /// What `quantize` puts beside matrices and tensors.
-const STORE_FILES: [&str; 6] = [
+const STORE_FILES: [&str; 7] = [
     // Scratch of the backward pass.
     "hidden.partial",
     "model_spec.json",
     "norm_magnitudes.json",
+    "fp16_magnitudes.json",
     "calibration_text.json",
     "config.json",
     "generation_config.json",

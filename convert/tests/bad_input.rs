@@ -200,3 +200,59 @@ fn contexts_the_engine_cannot_compile_are_refused_with_the_reason() {
     fails(&args, 2, &["32768", "compiler"]);
     assert!(!folder.exists());
 }
+
+/// Multiplies a bf16 matrix of a copied model by a power of two.
+fn scale_tensor(model: &Path, name: &str, exponent: u16) {
+    let (header, mut data) = shard(model);
+    let offsets = header[name]["data_offsets"].as_array().unwrap();
+    let range = offsets[0].as_u64().unwrap() as usize..offsets[1].as_u64().unwrap() as usize;
+    for pair in data[range].chunks_exact_mut(2) {
+        let bits = u16::from_le_bytes([pair[0], pair[1]]);
+        if bits & 0x7f80 != 0 {
+            pair.copy_from_slice(&(bits + (exponent << 7)).to_le_bytes());
+        }
+    }
+    write_shard(&model.join("model.safetensors"), &header, &data);
+}
+
+#[test]
+fn values_that_fp16_cannot_hold_are_refused_with_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = tiny_copy(dir.path());
+    let report = |store: &str| {
+        let store = dir.path().join(store);
+        let args = ["quantize", text(&model), "-o", text(&store)];
+        let rest = [
+            "--method",
+            "kmeans-unweighted",
+            "--tokens",
+            "512",
+            "--fp16-report",
+        ];
+        common::ok(&[&args[..], &rest].concat())
+    };
+    let before = report("plain");
+    assert!(
+        before.contains("The squares of all norm inputs fit into fp16."),
+        "{before}"
+    );
+    // The products grow with `up`, and `down` undoes it, so that the model stays what it was.
+    let up = "model.layers.1.mlp.up_proj.weight";
+    scale_tensor(&model, up, 10);
+    scale_tensor(
+        &model,
+        "model.layers.1.mlp.down_proj.weight",
+        (-10i16).cast_unsigned(),
+    );
+    let after = report("scaled");
+    let first = after.lines().nth(4).unwrap();
+    assert!(first.starts_with("| layer 1: "), "{after}");
+    assert!(first.contains("up"), "{after}");
+    scale_tensor(&model, up, 8);
+    quantize_fails(
+        &model,
+        dir.path(),
+        5,
+        &["layer 1: ", "up", "fp16 holds at most 65504"],
+    );
+}

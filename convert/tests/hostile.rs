@@ -141,6 +141,7 @@ fn read(kind: &str, dir: &Path) -> Vec<String> {
                 window: 256,
                 jobs: 1,
                 layers: None,
+                target_bpw: None,
             };
             note(plan::quantize(&options).map(drop).map_err(message));
             note(tokenizer(dir));

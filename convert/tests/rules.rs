@@ -171,3 +171,49 @@ fn a_model_whose_matrices_all_stay_in_fp16_is_the_original() {
         }
     }
 }
+
+#[test]
+fn more_bits_per_weight_lower_the_divergence_within_the_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = tiny();
+    let measure = |bits: &str| -> f64 {
+        let store = dir.path().join(bits);
+        let report = dir.path().join(format!("{bits}.json"));
+        let args = [
+            "quantize",
+            text(&model),
+            "-o",
+            text(&store),
+            "--tokens",
+            "2048",
+        ];
+        ok(&[&args[..], &["--target-bpw", bits]].concat());
+        let opened = anemone_schemas::store::Store::open(&store).unwrap();
+        let [mut bytes, mut weights] = [0u64; 2];
+        for record in &opened.manifest().matrices {
+            let shape = opened.load_lut(&record.name).unwrap().shape();
+            let cells = (shape.rows * shape.cols) as u64;
+            weights += cells;
+            bytes += (cells * u64::from(shape.bits)).div_ceil(8);
+            bytes += (shape.groups() * shape.entries() * 2) as u64;
+        }
+        let found = 8.0 * bytes as f64 / weights as f64;
+        let most: f64 = bits.parse().unwrap();
+        assert!(found <= most && found > most - 0.25, "{found} of {most}");
+        let args = [
+            "eval",
+            text(&model),
+            "--store",
+            text(&store),
+            "--tokens",
+            "1024",
+        ];
+        ok(&[&args[..], &["-o", text(&report)]].concat());
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        let sets = report["students"][0]["sets"].as_array().unwrap();
+        let kl = sets.iter().map(|s| s["kl_mean"].as_f64().unwrap());
+        kl.sum::<f64>() / sets.len() as f64
+    };
+    let (less, more) = (measure("4.0"), measure("4.5"));
+    assert!(more < less, "{more} at 4.5 bits, {less} at 4.0");
+}

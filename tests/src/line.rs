@@ -53,6 +53,7 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
         window: 256,
         jobs: 2,
         layers: None,
+        target_bpw: None,
     };
     quantize::run(&options, Ui::Quiet, &Stop::default()).expect("the checkpoint is whole");
     store

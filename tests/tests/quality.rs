@@ -94,6 +94,7 @@ fn an_output_layer_of_six_bits_is_lowered_and_closer_to_the_original() {
             window: 256,
             jobs: 2,
             layers: None,
+            target_bpw: None,
         };
         let store = quantize::run(&options, Ui::Quiet, &Stop::default()).unwrap();
         let mut matrices = store.manifest().matrices.iter();

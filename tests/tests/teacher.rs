@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anemone_calib::{Corpus, CorpusOptions, Error, Kl, StatsBuilder, Teacher};
+use anemone_calib::{AnswerLimits, Corpus, CorpusOptions, Error, Kl, StatsBuilder, Teacher};
 use anemone_schemas::checkpoint::{Checkpoint, Head, read_spec};
 use anemone_schemas::spec::Site;
 use anemone_schemas::tokenizer::TokenizerFolder;
@@ -261,4 +261,53 @@ fn windows_that_do_not_fit_the_model_are_refused() {
             max: 4096
         }
     ));
+}
+
+#[test]
+fn answers_are_what_whole_passes_choose() {
+    let (checkpoint, tokenizer) = (tiny(), tokenizer());
+    let teacher = Teacher::new(&checkpoint);
+    let texts = ["The first", "def add(a, b):\n", "A"];
+    let prompts: Vec<Vec<u32>> = texts
+        .iter()
+        .map(|text| tokenizer.encode(text, false).unwrap())
+        .collect();
+    let head = teacher.head().unwrap();
+    let valid = tokenizer.size();
+    let next = |ids: &[u32]| -> u32 {
+        let mut hidden = teacher.embed(&[ids.to_vec()]).unwrap();
+        for layer in 0..teacher.spec().layers {
+            teacher.block(layer, &mut hidden, None).unwrap();
+        }
+        let normed = teacher.final_norm(&hidden).unwrap().0.concat();
+        let last = &normed[normed.len() - teacher.spec().hidden..];
+        let logits = teacher.logits(last, &head).unwrap();
+        let best = (0..valid).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        best.unwrap() as u32
+    };
+    let whole: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| {
+            let mut ids = prompt.clone();
+            (0..24).for_each(|_| ids.push(next(&ids)));
+            ids.split_off(prompt.len())
+        })
+        .collect();
+    // One answer ends early; the others go on as before.
+    let end = whole[0][5];
+    let until = |ids: &[u32]| -> Vec<u32> {
+        let length = ids.iter().position(|&id| id == end).map_or(24, |at| at + 1);
+        ids[..length].to_vec()
+    };
+    let limits = AnswerLimits {
+        tokens: 24,
+        valid,
+        ends: &[end],
+    };
+    let found = teacher.answers(&prompts, limits, || Ok::<(), Error>(()));
+    let expected: Vec<Vec<u32>> = whole.iter().map(|ids| until(ids)).collect();
+    assert_eq!(found.unwrap(), expected);
+    assert!(expected[0].len() < 24);
+    let none = teacher.answers(&[Vec::new()], limits, || Ok::<(), Error>(()));
+    assert!(none.unwrap_err().to_string().contains("ids of a prompt"));
 }

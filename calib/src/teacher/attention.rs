@@ -38,6 +38,13 @@ pub(super) struct Attention {
     sin: Vec<f32>,
 }
 
+/// The keys, normalized and rotated, and values of a window so far, row-major.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
 /// Gradients of the weights of the norms of queries and keys.
 pub(super) type HeadNormGradients = [Vec<f32>; 2];
 
@@ -93,6 +100,68 @@ impl Attention {
             self.put(&mut mixed, self.heads, at, task.head, output);
         }
         Ok(mixed)
+    }
+
+    /// The weighted values at the next positions of windows that are known up to their
+    /// caches, `counts` rows of each, and puts those positions into the caches.
+    pub(super) fn extend(
+        &self,
+        counts: &[usize],
+        [mut q, mut k, v]: [Vec<f32>; 3],
+        caches: &mut [Cache],
+    ) -> Vec<f32> {
+        let width = self.kv_heads * self.head_dim;
+        let next = |(&count, cache): (&usize, &Cache)| {
+            let done = cache.keys.len() / width;
+            done..done + count
+        };
+        let positions: Vec<usize> = counts.iter().zip(caches.iter()).flat_map(next).collect();
+        self.prepare(&mut q, 0, &positions);
+        self.prepare(&mut k, 1, &positions);
+        let mut first = 0;
+        let mut tasks = Vec::new();
+        for (&count, cache) in counts.iter().zip(caches.iter_mut()) {
+            let rows = first * width..(first + count) * width;
+            cache.keys.extend_from_slice(&k[rows.clone()]);
+            cache.values.extend_from_slice(&v[rows]);
+            tasks.extend((first..first + count).map(|row| (row, &*cache)));
+            first += count;
+        }
+        let all = self.heads * self.head_dim;
+        let mut mixed = vec![0.0; positions.len() * all];
+        mixed
+            .par_chunks_exact_mut(all)
+            .zip(q.par_chunks_exact(all))
+            .zip(&tasks)
+            .for_each(|((out, q), &(row, cache))| self.attend(q, cache, positions[row] + 1, out));
+        mixed
+    }
+
+    /// The weighted values of one position that sees the first `seen` of a cache.
+    fn attend(&self, q: &[f32], cache: &Cache, seen: usize, out: &mut [f32]) {
+        let (width, dim) = (self.kv_heads * self.head_dim, self.head_dim);
+        let scale = self.scale();
+        for (head, (q, out)) in q
+            .chunks_exact(dim)
+            .zip(out.chunks_exact_mut(dim))
+            .enumerate()
+        {
+            let at = head / (self.heads / self.kv_heads) * dim;
+            let place = |position: usize| position * width + at..position * width + at + dim;
+            let mut weights: Vec<f32> = (0..seen)
+                .map(|position| {
+                    let key = &cache.keys[place(position)];
+                    scale * q.iter().zip(key).map(|(q, k)| q * k).sum::<f32>()
+                })
+                .collect();
+            softmax(&mut weights);
+            for (position, weight) in weights.iter().enumerate() {
+                let value = &cache.values[place(position)];
+                for (out, v) in out.iter_mut().zip(value) {
+                    *out += weight * v;
+                }
+            }
+        }
     }
 
     /// The gradients of q, k and v from that of the weighted values, and of the norms.

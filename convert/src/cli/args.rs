@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::commands::answers::AnswersOptions;
 use crate::commands::demo::DemoOptions;
 use crate::commands::doctor::DoctorOptions;
 use crate::commands::drafter::{DrafterOptions, HeadSource, WeightForm};
@@ -74,6 +75,10 @@ pub(super) struct QuantizeArgs {
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
+    /// Bits per weight at most, tables included, in place of `--bits`: every matrix gets 2, 3,
+    /// 4, 6 or 8 bits, the most where the loss minds its errors most. `--set` goes before.
+    #[arg(long, value_name = "BITS", conflicts_with = "bits", value_parser = bits_per_weight)]
+    target_bpw: Option<f64>,
     /// Other options for the matrices whose name REGEX matches anywhere, such as
     /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits` (16 for fp16),
     /// `method` and `damping`, by commas. Repeatable; the last rule that gives an option counts.
@@ -98,6 +103,9 @@ pub(super) struct QuantizeArgs {
     /// Only these layers, from the first on: a trial, marked as partial.
     #[arg(long, value_name = "0..N", value_parser = first_layers)]
     layers: Option<usize>,
+    /// Print the largest values that a program would hold in fp16, as calibration saw them.
+    #[arg(long)]
+    pub(super) fp16_report: bool,
     #[command(flatten)]
     pub(super) run: RunArgs,
 }
@@ -116,6 +124,42 @@ impl QuantizeArgs {
             window: self.window,
             jobs: self.jobs,
             layers: self.layers,
+            target_bpw: self.target_bpw,
+        }
+    }
+}
+
+fn bits_per_weight(text: &str) -> Result<f64, String> {
+    let bits = text.parse().ok().filter(|b| (1.0..=16.0).contains(b));
+    bits.ok_or_else(|| "expected a number from 1 to 16".to_string())
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AnswersArgs {
+    /// Checkpoint folder, or a quantized store, which is read faster.
+    model: PathBuf,
+    /// File to write: conversations for `--calib`.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Chat `.jsonl`; conversations that end with the user's turn are answered.
+    #[arg(long, value_name = "FILE")]
+    prompts: PathBuf,
+    /// Conversations at most, in shuffled order.
+    #[arg(long, default_value_t = 48)]
+    count: usize,
+    /// Tokens of an answer at most.
+    #[arg(long, default_value_t = 256)]
+    length: usize,
+}
+
+impl AnswersArgs {
+    pub(super) fn options(&self) -> AnswersOptions {
+        AnswersOptions {
+            model: self.model.clone(),
+            output: self.output.clone(),
+            prompts: self.prompts.clone(),
+            count: self.count,
+            length: self.length,
         }
     }
 }

@@ -21,7 +21,7 @@ use clap_complete::Shell;
 
 use crate::commands::findings::{Class, Finding};
 use crate::commands::{
-    demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
+    answers, demo, doctor, drafter, eval, inspect, lint, package, quantize, target, verify,
 };
 use crate::error::Error;
 use crate::lint::LintOptions;
@@ -33,7 +33,8 @@ use crate::synth;
 use crate::ui::Ui;
 
 use args::{
-    DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs, QuantizeArgs, SynthArgs,
+    AnswersArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
+    QuantizeArgs, SynthArgs,
 };
 use job::{Job, LockArgs};
 use messages::MessageArgs;
@@ -72,6 +73,8 @@ struct Cli {
 enum Command {
     /// Quantize a checkpoint to 4-bit lookup tables.
     Quantize(QuantizeArgs),
+    /// Let a model answer prompts, as calibration text.
+    Answers(AnswersArgs),
     /// Lower a quantized store to chunk programs: a model folder that runs.
     Target(TargetArgs),
     /// Add a drafter to a model folder: a program that guesses the next tokens.
@@ -180,10 +183,19 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
             )? {
                 let _job = start(&format!("quantize {}", options.model.display()))?;
                 let store = quantize::run(&options, ui, &stop)?;
+                if a.fp16_report {
+                    print(&quantize::fp16_report(&store)?)?;
+                }
                 if a.strict {
                     say::require_no_fallback(&store)?;
                 }
             }
+        }
+        Command::Answers(a) => {
+            let options = a.options();
+            let _job = start(&format!("answers {}", options.model.display()))?;
+            let (count, tokens) = answers::run(&options, ui, &stop)?;
+            ui.note(&format!("{count} answers, {tokens} tokens"));
         }
         Command::Target(a) => {
             let options = a.options()?;

@@ -22,7 +22,7 @@ use super::target::store_spec;
 use super::text::{self, Budget, TextSource};
 use crate::error::Error;
 use crate::lower::StoreWeights;
-use crate::quantize::{Method, Settings};
+use crate::quantize::{Method, OUTPUT_ROWS, Settings};
 use crate::stop::Stop;
 use crate::ui::Ui;
 
@@ -60,6 +60,8 @@ struct Step {
     method: Method,
     guided: bool,
     damping: f64,
+    /// Rows whose outputs are weighted together.
+    output_rows: usize,
     /// Bits of the output layer, if this store has one.
     head: Option<u8>,
 }
@@ -78,11 +80,12 @@ const fn step(
         method,
         guided,
         damping,
+        output_rows: OUTPUT_ROWS,
         head,
     }
 }
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     step(
         "weighted k-means",
         "kmeans",
@@ -109,6 +112,17 @@ const STEPS: [Step; 6] = [
         0.05,
         Some(6),
     ),
+    Step {
+        output_rows: 32,
+        ..step(
+            "two-sided, guided, bands of 32 rows",
+            "both-32",
+            Method::TwoSided,
+            true,
+            0.05,
+            None,
+        )
+    },
     step(
         "two-sided, guided",
         "both",
@@ -155,6 +169,7 @@ pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
         guided: step.guided,
         settings: Settings {
             damping: step.damping,
+            output_rows: step.output_rows,
             ..Settings::default()
         },
         rules: step.head.map_or_else(Vec::new, |bits| {
@@ -231,6 +246,7 @@ impl AblateOptions {
             window: self.window,
             jobs: self.jobs,
             layers: None,
+            target_bpw: None,
         }
     }
 }

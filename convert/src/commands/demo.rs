@@ -95,6 +95,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
                 window: WINDOW,
                 jobs: options.jobs,
                 layers: None,
+                target_bpw: None,
             },
             ui,
             stop,

@@ -2,6 +2,7 @@
 
 pub mod ablate;
 mod affine;
+pub mod answers;
 mod card;
 pub mod demo;
 pub mod doctor;

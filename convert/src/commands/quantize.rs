@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use anemone_calib::{Hidden, StatsBuilder, Teacher};
 use anemone_schemas::checkpoint::{self, Checkpoint};
-use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm, Site};
+use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec, Site};
 use anemone_schemas::store::{Provenance, Store, StoreWriter};
 use serde_json::Value;
 
@@ -26,12 +26,15 @@ use crate::quantize::{Method, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
+mod budget;
+mod magnitudes;
 mod recipe;
 mod rest;
 mod rules;
 mod statistics;
 mod work;
 
+use magnitudes::Magnitudes;
 pub(crate) use recipe::RULES;
 pub use recipe::Recipe;
 pub use rules::Rule;
@@ -41,6 +44,8 @@ use work::{Context, Work};
 
 /// File of the store with the largest magnitude at the input of each norm.
 pub(super) const MAGNITUDES_FILE: &str = "norm_magnitudes.json";
+/// File of the store with the largest magnitudes of what a program holds in fp16.
+const FP16_FILE: &str = "fp16_magnitudes.json";
 /// File of the store by which its calibration text is known again.
 pub(crate) const CALIBRATION_FILE: &str = "calibration_text.json";
 /// File of the store that holds the model's spec.
@@ -74,6 +79,9 @@ pub struct QuantizeOptions {
     pub jobs: usize,
     /// Only the first so many layers, for a trial.
     pub layers: Option<usize>,
+    /// Bits per weight at most, over all matrices, tables included: their bits are chosen by
+    /// how much the loss minds them. In place of `bits`.
+    pub target_bpw: Option<f64>,
 }
 
 impl QuantizeOptions {
@@ -126,8 +134,23 @@ impl QuantizeOptions {
 /// Bad input, no calibration text, or an interruption (exit code 130): the store then
 /// holds every finished matrix and the same command goes on.
 pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Error> {
-    let mut stores = run_all(options, &[options.recipe()], ui, stop)?;
+    let mut recipe = options.recipe();
+    if let Some(target) = options.target_bpw {
+        output::check(&options.output, Kind::Store, &[&options.model])?;
+        let mut rules = budget::allocate(options, target, ui, stop)?;
+        rules.append(&mut recipe.rules);
+        recipe.rules = rules;
+    }
+    let mut stores = run_all(options, &[recipe], ui, stop)?;
     Ok(stores.remove(0))
+}
+
+/// The largest values that a program of a store would hold in fp16, as calibration saw them.
+///
+/// # Errors
+/// A store without them.
+pub fn fp16_report(store: &Store) -> Result<String, Error> {
+    Ok(Magnitudes::read(store)?.report())
 }
 
 /// Makes a store of each recipe; of `options`, model, text and threads count. The
@@ -201,7 +224,7 @@ pub fn run_all(
             spec,
             valid: tokenizer.size(),
             works,
-            magnitudes: BTreeMap::new(),
+            magnitudes: Magnitudes::default(),
             stage: ui.stage("quantize", steps),
             ui,
             stop,
@@ -226,8 +249,7 @@ struct Job<'a> {
     /// Ids the tokenizer knows.
     valid: usize,
     works: Vec<Work<'a>>,
-    /// Largest magnitude at the input of each norm, by the name of its weight.
-    magnitudes: BTreeMap<String, f32>,
+    magnitudes: Magnitudes,
     stage: Stage,
     ui: Ui,
     stop: &'a Stop,
@@ -256,7 +278,7 @@ impl Job<'_> {
         }
         let last = hidden.0.iter().flatten();
         let last = last.fold(0.0f32, |max, x| max.max(x.abs()));
-        self.magnitudes.insert(FINAL_NORM.to_string(), last);
+        self.magnitudes.last(last);
 
         let head = vec![LM_HEAD.to_string()];
         let wanted = self.lacks(&head)?;
@@ -270,8 +292,9 @@ impl Job<'_> {
             }
             return Ok(());
         };
-        let (stats, mut gradient) =
+        let (stats, mut gradient, logits) =
             statistics::head(&teacher, &hidden, self.valid, LM_HEAD, wanted)?;
+        self.magnitudes.logits(logits)?;
         drop(hidden);
         if let Some(stats) = stats {
             self.sites(&[(head, stats)])?;
@@ -319,12 +342,7 @@ impl Job<'_> {
             }
         };
         let largest = teacher.block(layer, hidden, wanted.then_some(&mut hook))?;
-        for (norm, max) in [
-            (Norm::Input, largest.input),
-            (Norm::PostAttention, largest.post_attention),
-        ] {
-            self.magnitudes.insert(norm.tensor(layer), max);
-        }
+        self.magnitudes.block(layer, &largest)?;
         if let Some(e) = failed {
             return Err(e.into());
         }

@@ -22,8 +22,8 @@ use super::recipe::Recipe;
 use super::text::open_tokenizer;
 use crate::error::Error;
 use crate::lower::{
-    BASE_MEMORY, ChunkPlan, Chunks, Forms, MASK_VALUE, Prescale, TargetPlan, chunk_size,
-    function_name, lower_chunk, plan_chunks,
+    BASE_MEMORY, ChunkPlan, Chunks, Forms, MAGNITUDE_HEADROOM, MASK_VALUE, Prescale, TargetPlan,
+    chunk_size, function_name, lower_chunk, plan_chunks,
 };
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -62,9 +62,6 @@ pub struct TargetOptions {
 const TOKENIZER_MEMORY: u64 = 13;
 /// The largest file of a tokenizer.
 const TOKENIZER_FILE: &str = "tokenizer.json";
-
-/// Room left above the largest norm input that calibration saw.
-const MAGNITUDE_HEADROOM: f32 = 2.0;
 
 impl TargetOptions {
     /// The plan for a store whose tokenizer knows `vocab` ids.

@@ -42,6 +42,9 @@ mod tests;
 pub use apple::{APPLE_WIDTHS, EmbeddingTable, lower_apple};
 pub(crate) use drafter::{ConfidenceWeights, DrafterWeights, Layer, Linear, Markov, Part};
 pub(crate) use drafter::{DrafterPlan, lower_drafter};
+/// Room left above the largest norm input that calibration saw.
+pub(crate) const MAGNITUDE_HEADROOM: f32 = 2.0;
+
 pub use forms::{
     ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
 };

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anemone_schemas::checkpoint::{Checkpoint, Head};
-use anemone_schemas::lut::LutShape;
+use anemone_schemas::lut::{BITS, LutShape};
 use anemone_schemas::manifest::Manifest;
 use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Site};
 
@@ -59,7 +59,12 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let spec = checkpoint.spec();
     let group = Settings::default().group_rows;
     options.check_rules(&options.rules, spec)?;
-    let recipe = options.recipe();
+    let mut recipe = options.recipe();
+    if let Some(target) = options.target_bpw {
+        // Bits are not chosen yet: as if all had the least that reach the budget.
+        let enough = BITS.into_iter().find(|&bits| f64::from(bits) >= target);
+        recipe.settings.bits = enough.unwrap_or(8);
+    }
     let bytes = |name: &str, [rows, cols]: [usize; 2]| -> Result<u64, Error> {
         let bits = recipe.matrix(name).bits;
         if bits == FP16 {
@@ -94,10 +99,14 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let factor = |cols: usize, factored: bool| {
         if factored { (cols as f64).powi(3) } else { 0.0 }
     };
-    let gradients = recipe.needs_gradients();
+    let measured = options.target_bpw.is_some();
+    let gradients = recipe.needs_gradients() || measured;
     let mut gptq = feedback(LM_HEAD);
     // Backward costs two products where forward costs one, after a forward of its own.
-    let passes = if gradients { 4.0 } else { 1.0 };
+    let mut passes = if gradients { 4.0 } else { 1.0 };
+    if measured {
+        passes += 4.0;
+    }
     let tokens = options.tokens as f64;
     let window = options.window.min(spec.max_position);
 

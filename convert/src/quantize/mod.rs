@@ -48,7 +48,10 @@ use two_sided::{OutputMetric, Refinement};
 
 /// Part of the key of stored matrices: raised whenever the same inputs and settings
 /// would give other bytes than before.
-pub const CODE_VERSION: u32 = 1;
+pub const CODE_VERSION: u32 = 2;
+
+/// Rows of the blocks of output Hessians that are gathered.
+pub const OUTPUT_ROWS: usize = 256;
 
 /// How tables and codes are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +95,9 @@ pub struct Settings {
     pub damping: f64,
     /// The same for the output Hessian of [`Method::TwoSided`].
     pub output_damping: f64,
+    /// Rows of a band: [`Method::TwoSided`] weighs the outputs of a band together, and
+    /// those of different bands apart. A multiple of `group_rows`.
+    pub output_rows: usize,
     /// How often [`Method::TwoSided`] refits the tables.
     pub rounds: u32,
     /// Most passes over the codes after each refit.
@@ -105,6 +111,7 @@ impl Default for Settings {
             group_rows: DEFAULT_GROUP_ROWS,
             damping: 0.05,
             output_damping: 0.1,
+            output_rows: OUTPUT_ROWS,
             rounds: 2,
             passes: 2,
         }
@@ -181,12 +188,13 @@ impl Calibration<'_> {
 }
 
 /// Σ g gᵀ of the gradients g of the loss at the outputs of a layer, of which the diagonal
-/// blocks of each group of rows are kept.
+/// blocks are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputHessian<'a> {
-    /// One row-major block of `group_rows * group_rows` per group, also for a last group that
-    /// has fewer rows. Only ratios matter.
+    /// Row-major blocks of `rows * rows`, as many as cover the matrix. Only ratios matter.
     pub blocks: &'a [f32],
+    /// Rows of a block; whole bands, of which the last may be the only one.
+    pub rows: usize,
 }
 
 /// Settings together with the threads that do the work.
@@ -283,23 +291,24 @@ impl Quantizer {
         let (tables, rounded) = self.pool.install(|| {
             let book = kmeans_tables(matrix, shape, &prepared.weights)?;
             let refine = prepared.method == Method::TwoSided;
-            let rounded: Vec<(Vec<f32>, Rounded)> = Tile::cut(matrix, shape.group_rows, refine)
-                .par_iter()
-                .map(|tile| {
-                    let Some(by) = &prepared.rounding else {
-                        let rounded = tile.round_to_nearest(&book, &prepared.calibration);
-                        return Ok((Vec::new(), rounded));
-                    };
-                    let start = gptq::round(tile, &book, prepared, by);
-                    if !refine {
-                        return Ok((Vec::new(), start));
-                    }
-                    let mut refinement =
-                        Refinement::new(tile, &book, &start, prepared, by.damping, &metric);
-                    refinement.run(&self.settings, matrix.name)?;
-                    Ok(refinement.finish())
-                })
-                .collect::<Result<_, QuantizeError>>()?;
+            let rounded: Vec<(Vec<f32>, Rounded)> =
+                Tile::cut(matrix, shape.group_rows, refine.then(|| metric.rows()))
+                    .par_iter()
+                    .map(|tile| {
+                        let Some(by) = &prepared.rounding else {
+                            let rounded = tile.round_to_nearest(&book, &prepared.calibration);
+                            return Ok((Vec::new(), rounded));
+                        };
+                        let start = gptq::round(tile, &book, prepared, by);
+                        if !refine {
+                            return Ok((Vec::new(), start));
+                        }
+                        let mut refinement =
+                            Refinement::new(tile, &book, &start, prepared, by.damping, &metric);
+                        refinement.run(&self.settings, matrix.name)?;
+                        Ok(refinement.finish())
+                    })
+                    .collect::<Result<_, QuantizeError>>()?;
             let (tables, rounded): (Vec<_>, Vec<_>) = rounded.into_iter().unzip();
             let tables = if refine {
                 tables.concat()

@@ -331,7 +331,10 @@ fn two_sided_rounding_lowers_the_two_sided_error() {
         let quantizer = Quantizer::new(settings, 2).unwrap();
         let run = |method, output: Option<&[f32]>| {
             let prepared = quantizer.prepare(problem.calibration(), method).unwrap();
-            let output = output.map(|blocks| OutputHessian { blocks });
+            let output = output.map(|blocks| OutputHessian {
+                blocks,
+                rows: group_rows,
+            });
             let (lut, report) = quantizer
                 .quantize(problem.matrix(), &prepared, output)
                 .unwrap();
@@ -362,7 +365,11 @@ fn a_wrong_output_hessian_is_named() {
         .unwrap();
     let error = |blocks: &[f32]| {
         quantizer
-            .quantize(problem.matrix(), &prepared, Some(OutputHessian { blocks }))
+            .quantize(
+                problem.matrix(),
+                &prepared,
+                Some(OutputHessian { blocks, rows: 32 }),
+            )
             .unwrap_err()
             .to_string()
     };

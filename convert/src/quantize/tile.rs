@@ -30,14 +30,10 @@ pub(super) struct Rounded {
 }
 
 impl<'a> Tile<'a> {
-    /// Cuts a matrix into tiles of about [`ROWS`] rows; with `whole_groups`, none of
-    /// them cuts a group.
-    pub(super) fn cut(matrix: Matrix<'a>, group_rows: usize, whole_groups: bool) -> Vec<Self> {
-        let step = if whole_groups {
-            group_rows * (ROWS / group_rows).max(1)
-        } else {
-            ROWS
-        };
+    /// Cuts a matrix into tiles of about [`ROWS`] rows; none of them cuts a band of
+    /// `whole` rows.
+    pub(super) fn cut(matrix: Matrix<'a>, group_rows: usize, whole: Option<usize>) -> Vec<Self> {
+        let step = whole.map_or(ROWS, |band| band * (ROWS / band).max(1));
         (0..matrix.rows)
             .step_by(step)
             .map(|start| Self {

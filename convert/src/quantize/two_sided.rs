@@ -8,8 +8,8 @@
 //! ```
 //!
 //! (Tseng, Sun, De Sa, *Model-Preserving Adaptive Rounding*, 2025, arXiv:2505.22988). O
-//! is kept in diagonal blocks, one for each group of rows that shares a table: most of the gain
-//! remains, and groups become independent. Without gradients O is the identity, and
+//! is kept in diagonal blocks, one for each band of some groups of rows: most of the gain
+//! remains, and bands become independent. Without gradients O is the identity, and
 //! this is the alternation of table refit and coordinate descent for one layer's error.
 //!
 //! With G = E H, two kinds of steps alternate, neither of which can raise f:
@@ -35,7 +35,7 @@ mod metric;
 
 use std::ops::Range;
 
-use descend::Block;
+use descend::{Block, dot_product};
 pub(super) use metric::OutputMetric;
 
 use super::codebook::{Codebook, round_to_f16, vectorized};
@@ -48,17 +48,33 @@ use super::{QuantizeError, Settings};
 const BLOCK: usize = 128;
 
 /// Steps of conjugate gradients per refit of the tables.
-const REFIT_STEPS: usize = 2;
+const REFIT_STEPS: usize = 3;
 
 /// Passes end early when fewer than this fraction of the codes change.
 const FEW_FLIPS: f64 = 3e-4;
+
+/// Rows of the tile that O weighs together: some whole groups.
+struct Band {
+    /// Rows, counted from the start of the tile.
+    rows: Range<usize>,
+    /// O, row-major.
+    output: Vec<f32>,
+}
+
+impl Band {
+    /// The row of O that belongs to a row of the tile.
+    fn output(&self, row: usize) -> &[f32] {
+        let size = self.rows.len();
+        &self.output[(row - self.rows.start) * size..][..size]
+    }
+}
 
 /// A group of rows of the tile.
 struct Group {
     /// Rows, counted from the start of the tile.
     rows: Range<usize>,
-    /// O, row-major.
-    output: Vec<f32>,
+    /// Which band they lie in.
+    band: usize,
     table: Vec<f32>,
     midpoints: Vec<f32>,
 }
@@ -71,12 +87,19 @@ impl Group {
     }
 }
 
+/// Of each group, the product of its parts of two vectors.
+fn sizes_of(a: &[Vec<f64>], b: &[Vec<f64>]) -> Vec<f64> {
+    let dot = |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| a * b).sum();
+    a.iter().zip(b).map(dot).collect()
+}
+
 /// A tile under refinement. All matrices are column-major.
 pub(super) struct Refinement<'a> {
     tile: &'a Tile<'a>,
     hessian: &'a [f32],
     /// Damping of each column.
     added: Vec<f32>,
+    bands: Vec<Band>,
     groups: Vec<Group>,
     codes: Vec<u8>,
     weights: Vec<f32>,
@@ -97,10 +120,21 @@ impl<'a> Refinement<'a> {
         output: &OutputMetric,
     ) -> Self {
         let (height, cols) = (tile.height(), tile.cols());
+        let size = output.rows();
+        let bands = (0..height)
+            .step_by(size)
+            .map(|start| {
+                let rows = start..(start + size).min(height);
+                Band {
+                    output: output.block(tile.first_row() + start, rows.len()),
+                    rows,
+                }
+            })
+            .collect();
         let groups = tile
             .groups()
             .map(|(group, rows)| Group {
-                output: output.block(group, rows.len()),
+                band: rows.start / size,
                 rows,
                 table: book.table(group).to_vec(),
                 midpoints: book.midpoints(group).to_vec(),
@@ -119,6 +153,7 @@ impl<'a> Refinement<'a> {
             added: (0..cols)
                 .map(|c| prepared.added(c, damping) as f32)
                 .collect(),
+            bands,
             groups,
             codes,
             weights: tile.columns(&order),
@@ -209,16 +244,16 @@ impl<'a> Refinement<'a> {
     fn reduce(&self, x: &[f32], y: &[f32]) -> Vec<(Vec<f64>, f64)> {
         let height = self.tile.height();
         let reduce_group = |group: &Group| {
-            let size = group.rows.len();
+            let band = &self.bands[group.band];
             let mut by_code = vec![0f64; group.table.len()];
             let mut dot = 0.0;
             for c in 0..self.tile.cols() {
-                let rows = c * height + group.rows.start..c * height + group.rows.end;
-                let (x, y) = (&x[rows.clone()], &y[rows.clone()]);
-                for (r, output) in group.output.chunks_exact(size).enumerate() {
-                    let ox: f32 = output.iter().zip(x).map(|(o, x)| o * x).sum();
-                    by_code[self.codes[rows.start + r] as usize] += f64::from(ox);
-                    dot += f64::from(ox) * f64::from(y[r]);
+                let x = &x[c * height..][band.rows.clone()];
+                for r in group.rows.clone() {
+                    let ox = vectorized(|| dot_product(band.output(r), x));
+                    let at = c * height + r;
+                    by_code[self.codes[at] as usize] += f64::from(ox);
+                    dot += f64::from(ox) * f64::from(y[at]);
                 }
             }
             (by_code, dot)
@@ -229,13 +264,14 @@ impl<'a> Refinement<'a> {
     /// What f would be quadratic in, for each code, if O and H were diagonal.
     fn preconditioner(&self, group: &Group) -> Vec<f64> {
         let (height, n) = (self.tile.height(), self.tile.cols());
-        let size = group.rows.len();
+        let band = &self.bands[group.band];
         let mut out = vec![0.0; group.table.len()];
         for c in 0..n {
             let curvature = f64::from(self.hessian[c * n + c] + self.added[c]);
-            for (r, row) in group.rows.clone().enumerate() {
+            for row in group.rows.clone() {
                 let code = self.codes[c * height + row] as usize;
-                out[code] += curvature * f64::from(group.output[r * size + r]);
+                let own = band.output(row)[row - band.rows.start];
+                out[code] += curvature * f64::from(own);
             }
         }
         out
@@ -254,7 +290,6 @@ impl<'a> Refinement<'a> {
                 .map(|(r, &m)| if m > 0.0 { r / m } else { 0.0 })
                 .collect()
         };
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let mut residuals: Vec<Vec<f64>> = self
             .reduce(&self.product, &self.error)
             .into_iter()
@@ -263,6 +298,16 @@ impl<'a> Refinement<'a> {
         let mut directions: Vec<Vec<f64>> = (0..self.groups.len())
             .map(|g| precondition(&residuals[g], g))
             .collect();
+        let of_bands = |parts: &[f64]| -> Vec<f64> {
+            let mut sums = vec![0.0; self.bands.len()];
+            for (group, part) in self.groups.iter().zip(parts) {
+                sums[group.band] += part;
+            }
+            sums
+        };
+        let bands: Vec<usize> = self.groups.iter().map(|group| group.band).collect();
+        let mut sizes = of_bands(&sizes_of(&residuals, &directions));
+        let mut tables: Vec<Vec<f64>> = residuals.iter().map(|r| vec![0.0; r.len()]).collect();
         for _ in 0..REFIT_STEPS {
             let narrow: Vec<Vec<f32>> = directions
                 .iter()
@@ -270,24 +315,45 @@ impl<'a> Refinement<'a> {
                 .collect();
             let change = self.look_up(narrow.iter().map(Vec::as_slice));
             let product = self.times_hessian(&change);
-            let reduced = self.reduce(&product, &change);
-            for (g, (curvature, along)) in reduced.into_iter().enumerate() {
-                let before = dot(&residuals[g], &precondition(&residuals[g], g));
-                if along <= 0.0 || before <= 0.0 {
-                    continue;
-                }
-                let step = before / along;
-                for (value, d) in self.groups[g].table.iter_mut().zip(&directions[g]) {
-                    *value += (step * d) as f32;
+            let (curvatures, along): (Vec<_>, Vec<_>) =
+                self.reduce(&product, &change).into_iter().unzip();
+            let along = of_bands(&along);
+            let steps: Vec<f64> = sizes
+                .iter()
+                .zip(&along)
+                .map(|(&before, &along)| {
+                    if along > 0.0 && before > 0.0 {
+                        before / along
+                    } else {
+                        0.0
+                    }
+                })
+                .collect();
+            for (g, curvature) in curvatures.into_iter().enumerate() {
+                let step = steps[bands[g]];
+                for (value, d) in tables[g].iter_mut().zip(&directions[g]) {
+                    *value += step * d;
                 }
                 for (r, c) in residuals[g].iter_mut().zip(curvature) {
                     *r -= step * c;
                 }
-                let next = precondition(&residuals[g], g);
-                let turn = dot(&residuals[g], &next) / before;
+            }
+            let next: Vec<Vec<f64>> = (0..bands.len())
+                .map(|g| precondition(&residuals[g], g))
+                .collect();
+            let after = of_bands(&sizes_of(&residuals, &next));
+            for (g, next) in next.into_iter().enumerate() {
+                let (before, after) = (sizes[bands[g]], after[bands[g]]);
+                let turn = if before > 0.0 { after / before } else { 0.0 };
                 for (d, z) in directions[g].iter_mut().zip(next) {
                     *d = z + turn * *d;
                 }
+            }
+            sizes = after;
+        }
+        for (group, change) in self.groups.iter_mut().zip(tables) {
+            for (value, change) in group.table.iter_mut().zip(change) {
+                *value += change as f32;
             }
         }
     }
@@ -341,6 +407,7 @@ impl<'a> Refinement<'a> {
             let mut change = vec![0f32; inner.len()];
             let mut step = Block {
                 height,
+                bands: &self.bands,
                 groups: &self.groups,
                 hessian: &hessian,
                 codes: &mut self.codes[inner.clone()],
@@ -389,16 +456,17 @@ mod tests {
     fn no_step_raises_the_objective() {
         let problem = Problem::new(81, 96, 300);
         let settings = Settings::default();
-        let blocks: Vec<f32> = (0..3)
-            .flat_map(|seed| correlated_hessian(&mut Random::new(seed), 32, 100))
-            .collect();
-        let output = Some(OutputHessian { blocks: &blocks });
+        let blocks = correlated_hessian(&mut Random::new(5), 96, 200);
+        let output = Some(OutputHessian {
+            blocks: &blocks,
+            rows: 96,
+        });
         let metric = OutputMetric::new(output, "w", 96, &settings).unwrap();
         let prepared = Prepared::new(problem.calibration(), Method::TwoSided, &settings).unwrap();
         let by = prepared.rounding.as_ref().unwrap();
         let shape = LutShape::new(96, 300, 4, 32).unwrap();
         let book = kmeans_tables(problem.matrix(), shape, &prepared.weights).unwrap();
-        let tile = &Tile::cut(problem.matrix(), 32, true)[0];
+        let tile = &Tile::cut(problem.matrix(), 32, Some(96))[0];
         let start = gptq::round(tile, &book, &prepared, by);
         let mut state = Refinement::new(tile, &book, &start, &prepared, by.damping, &metric);
         let mut before = state.objective();

@@ -57,6 +57,7 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
         window: 128,
         jobs: 2,
         layers: None,
+        target_bpw: None,
     };
     quantize::run(&options, Ui::Quiet, &stop)?;
     println!("quantize --method kmeans: {}", step.end());

@@ -6,7 +6,7 @@ use anemone_calib::Corpus;
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear};
 
 use super::work::put_f16;
-use super::{CALIBRATION_FILE, FP16, Job, MAGNITUDES_FILE, SPEC_FILE};
+use super::{CALIBRATION_FILE, FP16, FP16_FILE, Job, MAGNITUDES_FILE, SPEC_FILE};
 use crate::commands::{notices, text};
 use crate::error::Error;
 
@@ -45,7 +45,8 @@ impl Job<'_> {
     pub(super) fn copies(&mut self, corpus: &Corpus) -> Result<(), Error> {
         let mut files = vec![
             (SPEC_FILE.to_owned(), json(self.spec)?),
-            (MAGNITUDES_FILE.to_owned(), json(&self.magnitudes)?),
+            (MAGNITUDES_FILE.to_owned(), json(self.magnitudes.norms())?),
+            (FP16_FILE.to_owned(), json(self.magnitudes.sites())?),
             (CALIBRATION_FILE.to_owned(), json(&corpus.shingles())?),
         ];
         files.extend(notices::collect(&self.options.model)?);

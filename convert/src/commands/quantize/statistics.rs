@@ -13,10 +13,10 @@ use anemone_calib::{
     Error as CalibError, Guided, GuidedBuilder, Hidden, LinearGradient, Stats, Teacher,
     sampled_loss,
 };
-use anemone_schemas::lut::DEFAULT_GROUP_ROWS;
 use anemone_schemas::spec::{Linear, ModelSpec, Site};
 
 use crate::error::Error;
+use crate::quantize::OUTPUT_ROWS;
 
 /// Seed of the ids that are drawn for the gradients.
 pub(super) const LABEL_SEED: u64 = 1;
@@ -113,19 +113,19 @@ pub(super) fn scratch_dir(output: &Path) -> PathBuf {
 }
 
 /// Statistics of the output layer, whose gradients need no draw, and the gradient of the loss at
-/// the output of the last block.
+/// the output of the last block. The last is the largest magnitude of a logit.
 pub(super) fn head(
     teacher: &Teacher<'_>,
     hidden: &Hidden,
     valid: usize,
     name: &str,
     wanted: bool,
-) -> Result<(Option<SiteStats>, Hidden), Error> {
+) -> Result<(Option<SiteStats>, Hidden, f32), Error> {
     let spec = teacher.spec();
     let vocab = spec.vocab;
     let head = teacher.head()?;
     let mut builder =
-        wanted.then(|| GuidedBuilder::new(Site::HeadIn, spec.hidden, &[vocab], DEFAULT_GROUP_ROWS));
+        wanted.then(|| GuidedBuilder::new(Site::HeadIn, spec.hidden, &[vocab], OUTPUT_ROWS));
     let starts: Vec<usize> = hidden
         .0
         .iter()
@@ -135,7 +135,9 @@ pub(super) fn head(
             Some(start)
         })
         .collect();
+    let mut largest = 0.0f32;
     let mut loss = |window: usize, first: usize, normed: &[f32], logits: &mut [f32]| {
+        largest = logits.iter().fold(largest, |max, x| max.max(x.abs()));
         if let Some(builder) = &mut builder {
             let mut probabilities = logits.to_vec();
             anemone_calib::softmax_rows(&mut probabilities, vocab, valid);
@@ -149,7 +151,7 @@ pub(super) fn head(
         Some(builder) => Some(SiteStats::guided(builder.finish()?, vec![name.to_string()])),
         None => None,
     };
-    Ok((stats, gradient))
+    Ok((stats, gradient, largest))
 }
 
 /// Takes `gradient` back through a layer, and gives the statistics of its sites if `wanted`.
@@ -192,5 +194,5 @@ fn readers(site: Site) -> impl Iterator<Item = Linear> {
 
 fn builder(spec: &ModelSpec, site: Site) -> GuidedBuilder {
     let outputs: Vec<usize> = readers(site).map(|l| l.shape(spec)[0]).collect();
-    GuidedBuilder::new(site, site.width(spec), &outputs, DEFAULT_GROUP_ROWS)
+    GuidedBuilder::new(site, site.width(spec), &outputs, OUTPUT_ROWS)
 }

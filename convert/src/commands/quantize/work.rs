@@ -12,7 +12,9 @@ use super::recipe::Recipe;
 use super::rules::MatrixOptions;
 use super::statistics::SiteStats;
 use crate::error::Error;
-use crate::quantize::{Calibration, Matrix, Method, OutputHessian, Prepared, Quantizer, Settings};
+use crate::quantize::{
+    Calibration, Matrix, Method, OUTPUT_ROWS, OutputHessian, Prepared, Quantizer, Settings,
+};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
@@ -104,7 +106,10 @@ impl Work<'_> {
                 data: &data,
             };
             let output = stats.outputs.iter().find(|o| o.0 == *name);
-            let output = output.map(|(_, blocks)| OutputHessian { blocks });
+            let output = output.map(|(_, blocks)| OutputHessian {
+                blocks,
+                rows: OUTPUT_ROWS,
+            });
             let (lut, report) = quantizer.quantize(matrix, &prepared, output)?;
             last = Some((options.method, options.damping, prepared));
             if let Some(why) = &report.fallback {

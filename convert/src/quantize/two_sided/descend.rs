@@ -5,12 +5,31 @@
     reason = "code must be inlined into `vectorized` to be compiled for its instructions"
 )]
 
-use super::Group;
+use super::{Band, Group};
 use crate::quantize::codebook::nearest_one;
+
+/// Numbers added up side by side.
+const LANES: usize = 16;
+
+/// The product of two vectors of one length.
+#[inline(always)]
+pub(super) fn dot_product(a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = [0f32; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + rest
+}
 
 /// One block of columns of the tile.
 pub(super) struct Block<'a> {
     pub(super) height: usize,
+    pub(super) bands: &'a [Band],
     pub(super) groups: &'a [Group],
     /// Block of the damped Hessian, row-major.
     pub(super) hessian: &'a [f32],
@@ -30,13 +49,13 @@ impl Block<'_> {
         let mut moved = vec![0f32; width];
         let mut flips = 0;
         for group in self.groups {
-            let size = group.rows.len();
-            for (r, output) in group.output.chunks_exact(size).enumerate() {
-                let row = group.rows.start + r;
+            let band = &self.bands[group.band];
+            for row in group.rows.clone() {
+                let output = band.output(row);
+                let own = output[row - band.rows.start];
                 for (c, target) in target.iter_mut().enumerate() {
-                    let column = &self.product[c * height..][group.rows.clone()];
-                    let sum: f32 = output.iter().zip(column).map(|(o, g)| o * g).sum();
-                    *target = sum / output[r];
+                    let column = &self.product[c * height..][band.rows.clone()];
+                    *target = dot_product(output, column) / own;
                 }
                 moved.fill(0.0);
                 for c in 0..width {

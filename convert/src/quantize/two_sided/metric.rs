@@ -2,9 +2,12 @@
 
 use crate::quantize::{OutputHessian, QuantizeError, Settings};
 
-/// O for the groups of a matrix, damped; without one, the identity.
+/// O for the bands of a matrix, damped; without one, the identity.
 pub(in crate::quantize) struct OutputMetric {
-    group_rows: usize,
+    /// Rows of a band.
+    rows: usize,
+    /// Rows of a block; a whole number of bands.
+    size: usize,
     blocks: Option<Vec<f32>>,
 }
 
@@ -15,21 +18,36 @@ impl OutputMetric {
         rows: usize,
         settings: &Settings,
     ) -> Result<Self, QuantizeError> {
-        let size = settings.group_rows;
-        let Some(OutputHessian { blocks }) = output else {
+        let Some(OutputHessian { blocks, rows: size }) = output else {
             return Ok(Self {
-                group_rows: size,
+                rows: settings.group_rows,
+                size: settings.group_rows,
                 blocks: None,
             });
         };
+        let band = settings.output_rows.min(size).max(1);
+        let length = |what, expected, found| QuantizeError::Length {
+            name: name.to_string(),
+            what,
+            expected,
+            found,
+        };
+        if !band.is_multiple_of(settings.group_rows) {
+            let expected = band.next_multiple_of(settings.group_rows);
+            return Err(length("rows of a band, as whole groups", expected, band));
+        }
+        if !size.is_multiple_of(band) {
+            let expected = size.next_multiple_of(band);
+            return Err(length(
+                "rows of an output block, as whole bands",
+                expected,
+                size,
+            ));
+        }
         let expected = rows.div_ceil(size) * size * size;
         if blocks.len() != expected {
-            return Err(QuantizeError::Length {
-                name: name.to_string(),
-                what: "elements of the output Hessian",
-                expected,
-                found: blocks.len(),
-            });
+            let found = blocks.len();
+            return Err(length("elements of the output Hessian", expected, found));
         }
         if let Some(at) = blocks.iter().position(|v| !v.is_finite()) {
             return Err(QuantizeError::NotFinite {
@@ -54,19 +72,26 @@ impl OutputMetric {
             blocks[diagonal(row)] += settings.output_damping as f32;
         }
         Ok(Self {
-            group_rows: size,
+            rows: band,
+            size,
             blocks: Some(blocks),
         })
     }
 
-    /// The block of a group that has `height` rows, row-major.
-    pub(super) fn block(&self, group: usize, height: usize) -> Vec<f32> {
-        let size = self.group_rows;
+    /// Rows of a band.
+    pub(in crate::quantize) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// O of the band from row `first` on that has `height` rows, row-major.
+    pub(super) fn block(&self, first: usize, height: usize) -> Vec<f32> {
+        let size = self.size;
+        let start = first % size;
         (0..height * height)
             .map(|at| {
                 let (r, c) = (at / height, at % height);
                 match &self.blocks {
-                    Some(blocks) => blocks[(group * size + r) * size + c],
+                    Some(blocks) => blocks[(first + r) * size + start + c],
                     None => f32::from(u8::from(r == c)),
                 }
             })
