@@ -5,8 +5,10 @@
 REFERENCE is a folder with `dspark_torch.py`, MODEL and DRAFTER are checkpoints, TEXTS is
 `tests/data/text`. The prompts are those of `tests/tests/speculate.rs` and of the example
 `accepted`. Weights are in f32, as in the checkpoints; with STORE the model's are those of a
-store, dequantized, which are the weights of the folders made from it.
+store, dequantized, which are the weights of the folders made from it. A line per prompt
+comes first: cycles, accepted tokens and a hash of the text.
 """
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -106,10 +108,15 @@ def prompts():
             yield "chat", ids
 
 
+seen = {}
 for sides in (False, True):
     counts = {}
     for domain, ids in prompts():
-        _, st = ds.speculative_generate(target, net, ids, new_tokens, use_sides=sides)
+        new, st = ds.speculative_generate(target, net, ids, new_tokens, use_sides=sides)
+        text = hashlib.sha256(np.array(new[:new_tokens], "<u4").tobytes()).hexdigest()[:8]
+        kind, n = "tree" if sides else "chain", seen.get((sides, domain), 0)
+        seen[sides, domain] = n + 1
+        print(f"{kind} {domain} {n} {text}: {st['verify_calls']} {st['accepted']}", flush=True)
         total = counts.setdefault(domain, [0, 0, 0])
         total[0] += st["verify_calls"]
         total[1] += st["accepted"]
