@@ -5,7 +5,8 @@
 //! accepted FOLDER [PROMPTS_PER_DOMAIN] [NEW_TOKENS]
 //! ```
 //!
-//! The folder has a drafter. `accepted.py` with the store that the folder was made from
+//! A line per prompt comes first: cycles, accepted tokens, and a hash of the text, since
+//! means compare where the texts are equal. The folder has a drafter. `accepted.py` with the store that the folder was made from
 //! has the same weights.
 
 #![allow(clippy::print_stdout, reason = "it reports to a terminal")]
@@ -16,6 +17,7 @@ use std::path::Path;
 
 use anemone_runtime::engine::{DrafterProgram, Engine, Options, ProgramDrafter, Session};
 use anemone_tests::drafts::prompts;
+use sha2::{Digest, Sha256};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -39,14 +41,21 @@ fn main() -> Result<(), Box<dyn Error>> {
             .zip(prompts.chunks(per_domain))
         {
             let (mut cycles, mut accepted, mut hits) = (0, 0, 0);
-            for prompt in prompts {
+            for (n, prompt) in prompts.iter().enumerate() {
                 let draft = Box::new(ProgramDrafter::new(&drafter));
                 let mut session = Session::new(&engine, Some(draft));
                 let answer =
                     session.answer(&engine, prompt, &options, |_| ControlFlow::Continue(()))?;
-                cycles += answer.statistics.cycles;
-                accepted += answer.statistics.accepted;
-                hits += answer.statistics.side_hits;
+                let bytes = answer.ids.iter().flat_map(|id| id.to_le_bytes());
+                let text = Sha256::digest(bytes.collect::<Vec<u8>>());
+                let s = &answer.statistics;
+                println!(
+                    "{name} {domain} {n} {:02x}{:02x}{:02x}{:02x}: {} {}",
+                    text[0], text[1], text[2], text[3], s.cycles, s.accepted
+                );
+                cycles += s.cycles;
+                accepted += s.accepted;
+                hits += s.side_hits;
             }
             let mean = accepted as f64 / cycles as f64;
             println!("{name} {domain}: {mean:.3} ({cycles} cycles, {hits} side hits)");

@@ -5,8 +5,10 @@
 REFERENCE is a folder with `dspark_torch.py`, MODEL and DRAFTER are checkpoints, TEXTS is
 `tests/data/text`. The prompts are those of `tests/tests/speculate.rs` and of the example
 `accepted`. Weights are in f32, as in the checkpoints; with STORE the model's are those of a
-store, dequantized, which are the weights of the folders made from it.
+store, dequantized, which are the weights of the folders made from it. A line per prompt
+comes first: cycles, accepted tokens and a hash of the text.
 """
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -61,11 +63,13 @@ for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_
             "head_dim", "vocab_size", "rms_norm_eps"):
     setattr(target_config, key, config[key])
 tied = bool(config.get("tie_word_embeddings"))
-target = ds.TinyQwen3(target_config, config["num_hidden_layers"], tie=tied)
+store = Path(sys.argv[7]) if len(sys.argv) > 7 else None
+target = ds.TinyQwen3(target_config, config["num_hidden_layers"], tie=tied and store is None)
 if tied:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-if len(sys.argv) > 7:
-    state = dequantized(Path(sys.argv[7]))
+if store:
+    # Of a tied pair only the output layer has tables.
+    state = dequantized(store)
     assert state.keys() == tensors.keys(), "a store of another model"
 else:
     state = tensors
@@ -106,13 +110,21 @@ def prompts():
             yield "chat", ids
 
 
+seen = {}
 for sides in (False, True):
     counts = {}
     for domain, ids in prompts():
-        _, st = ds.speculative_generate(target, net, ids, new_tokens, use_sides=sides)
+        new, st = ds.speculative_generate(target, net, ids, new_tokens, use_sides=sides)
+        text = hashlib.sha256(np.array(new[:new_tokens], "<u4").tobytes()).hexdigest()[:8]
+        kind, n = "tree" if sides else "chain", seen.get((sides, domain), 0)
+        seen[sides, domain] = n + 1
+        cycles = st["verify_calls"]
+        # The first token is the prompt's; what the last cycle has beyond the end is cut.
+        accepted = len(new) - 1 - cycles
+        print(f"{kind} {domain} {n} {text}: {cycles} {accepted}", flush=True)
         total = counts.setdefault(domain, [0, 0, 0])
-        total[0] += st["verify_calls"]
-        total[1] += st["accepted"]
+        total[0] += cycles
+        total[1] += accepted
         total[2] += st["side_hits"]
     print("tree" if sides else "chain", {
         d: f"{a / c:.3f} ({c} cycles, {h} side hits)" for d, (c, a, h) in counts.items()}, flush=True)

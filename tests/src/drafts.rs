@@ -91,7 +91,6 @@ impl<F: FnMut(&[u32], usize) -> Vec<Guess>> Draft for Scripted<F> {
 }
 
 /// Guesses made by a function of the text and the number asked for.
-#[expect(clippy::unnecessary_wraps, reason = "as a session takes drafts")]
 pub fn scripted(
     script: impl FnMut(&[u32], usize) -> Vec<Guess> + Send + 'static,
 ) -> Option<Box<dyn Draft + Send>> {

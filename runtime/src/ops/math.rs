@@ -87,8 +87,9 @@ pub(crate) fn max(x: &[f32]) -> f32 {
 /// Where the first element equal to `value` is.
 #[allow(clippy::float_cmp, reason = "it is looked for as it is")]
 pub(crate) fn first(x: &[f32], value: f32) -> Option<usize> {
-    let holds = |part: &&[f32]| part.iter().fold(false, |found, &v| found | (v == value));
-    let at = x.chunks(BLOCK).position(|part| holds(&part))? * BLOCK;
+    // Without a branch per element, as vector units like it.
+    let count = |part: &[f32]| part.iter().map(|&v| u32::from(v == value)).sum::<u32>();
+    let at = x.chunks(BLOCK).position(|part| count(part) > 0)? * BLOCK;
     x[at..].iter().position(|&v| v == value).map(|i| at + i)
 }
 
