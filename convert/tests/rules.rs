@@ -45,7 +45,7 @@ fn rules_reach_the_matrices_they_match_and_no_others() {
     }
     let digests = |made: &Value| -> Vec<(String, String)> {
         let matrices = made["matrices"].as_array().unwrap().iter();
-        let pairs = matrices.map(|m| [&m["name"], &m["sha256"]].map(|v| v.to_string()));
+        let pairs = matrices.map(|m| [&m["name"], &m["sha256"]].map(ToString::to_string));
         pairs.map(|[name, digest]| (name, digest)).collect()
     };
     let (before, after) = (digests(&manifest(&plain)), digests(&made));

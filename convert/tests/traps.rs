@@ -143,7 +143,7 @@ fn talkative(dir: &Path) -> std::path::PathBuf {
     let model = tiny_copy(dir);
     for file in ["config.json", "generation_config.json"] {
         edit_json(&model.join(file), |config| {
-            config["eos_token_id"] = 4064.into()
+            config["eos_token_id"] = 4064.into();
         });
     }
     let begin = "<|endoftext|>";

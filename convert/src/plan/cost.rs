@@ -191,7 +191,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         let ignored = ignored.map(|i| format!("`{}` is left aside: {}", i.tensor, i.reason));
         plan.notes.extend(ignored);
     }
-    if checkpoint.head() == Head::Tied {
+    if checkpoint.head() == Head::Tied && recipe.has_table(LM_HEAD) {
         plan.notes.push(format!(
             "`{LM_HEAD}` is the embedding: the output layer gets tables, `{EMBEDDING}` stays fp16"
         ));
