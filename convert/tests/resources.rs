@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
-use common::{assert_same, command, ok, text, tiny, tiny_copy};
+use common::{PROGRAM, alone, assert_same, command, ok, text, tiny, tiny_copy};
 
 fn quantize<'a>(model: &'a str, store: &'a str) -> Vec<&'a str> {
     let args = ["quantize", model, "-o", store, "--tokens", "2048"];
@@ -30,20 +30,20 @@ fn ended(out: &Output, code: i32, words: &[&str]) {
 
 /// The command under a limit of the shell.
 fn limited(limit: &str, args: &[&str]) -> Output {
-    let plain = command();
-    let mut shell = Command::new("sh");
+    let mut shell = alone(Command::new("sh"));
     shell
         .arg("-c")
         .arg(format!("{limit} && exec \"$0\" \"$@\""))
-        .arg(plain.get_program())
+        .arg(PROGRAM)
         .args(args);
-    for (key, value) in plain.get_envs() {
-        match value {
-            Some(value) => shell.env(key, value),
-            None => shell.env_remove(key),
-        };
-    }
     shell.output().unwrap()
+}
+
+/// The command as it answers to Ctrl-C, which what a script starts in the background ignores.
+fn interruptible() -> Command {
+    let mut command = alone(Command::new("env"));
+    command.args(["--default-signal=INT", PROGRAM]);
+    command
 }
 
 /// The command running, once it has said `word`.
@@ -213,7 +213,7 @@ fn signals_end_it_resumable() {
         ("INT", 130, "interrupted"),
         ("TERM", 75, "asked to terminate"),
     ] {
-        let (child, said) = running(&mut command(), &args, "quantize: ");
+        let (child, said) = running(&mut interruptible(), &args, "quantize: ");
         signal(&child, name);
         ended(
             &rest(child, said),

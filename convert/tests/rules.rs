@@ -156,7 +156,7 @@ fn a_model_whose_matrices_all_stay_in_fp16_is_the_original() {
     let size = ["--tokens", "1024", "-o", text(&report)];
     ok(&[&args[..], &size].concat());
     ok(&[&args[..], &["--tokens", "256", "--max-kl", "0.001"]].concat());
-    let none = [&args[..], &["--tokens", "256", "--max-kl", "-1"]].concat();
+    let none = [&args[..], &["--tokens", "256", "--max-kl=-1"]].concat();
     fails(&none, 6, &["has a mean KL of ", "more than the -1 allowed"]);
     let report: Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
     for student in report["students"].as_array().unwrap() {

@@ -7,12 +7,11 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use common::{command, text, tiny};
+use common::{PROGRAM, alone, text, tiny};
 
 /// Quantizes with standard error on a terminal of 80 columns and standard output in a
 /// file; gives what the terminal and the file got.
 fn on_a_terminal(dir: &Path, name: &str, more: &str, variables: &[(&str, &str)]) -> [String; 2] {
-    let plain = command();
     let (log, data) = (
         dir.join(format!("{name}.tty")),
         dir.join(format!("{name}.out")),
@@ -20,12 +19,12 @@ fn on_a_terminal(dir: &Path, name: &str, more: &str, variables: &[(&str, &str)])
     let line = format!(
         "stty cols 80 rows 24; '{}' quantize '{}' -o '{}' --tokens 512 --method kmeans --guided false \
          --jobs 1 {more} > '{}'",
-        plain.get_program().display(),
+        PROGRAM,
         tiny().display(),
         dir.join(name).display(),
         data.display(),
     );
-    let mut script = Command::new("script");
+    let mut script = alone(Command::new("script"));
     script
         .args([
             "--quiet",
@@ -39,12 +38,6 @@ fn on_a_terminal(dir: &Path, name: &str, more: &str, variables: &[(&str, &str)])
         .env("TERM", "xterm-256color")
         .env_remove("NO_COLOR")
         .stdin(Stdio::null());
-    for (key, value) in plain.get_envs() {
-        match value {
-            Some(value) => script.env(key, value),
-            None => script.env_remove(key),
-        };
-    }
     script.envs(variables.iter().copied());
     let out: Output = script
         .output()

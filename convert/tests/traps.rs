@@ -9,7 +9,8 @@ use std::process::{Command, Output};
 use anemone_runtime::engine::Engine;
 use anemone_schemas::tokenizer::ChatMessage;
 use common::{
-    assert_same, command, contents, converted, edit_json, fails, ok, store, text, tiny, tiny_copy,
+    PROGRAM, alone, assert_same, command, contents, converted, edit_json, fails, ok, store, text,
+    tiny, tiny_copy,
 };
 use serde_json::{Value, json};
 
@@ -192,25 +193,18 @@ fn answers_end_with_the_turn_and_conversations_begin_once() {
 /// A script with a file system of so many KiB at `mount`, in a namespace of its own; `$0` is
 /// the command. Nothing where the machine does not allow that.
 fn on_a_small_disk(mount: &Path, kib: u64, script: &str, args: &[&str]) -> Option<Output> {
-    let plain = command();
     let options = ["--user", "--map-root-user", "--mount"];
     let allowed = Command::new("unshare").args(options).arg("true").output();
     if !allowed.is_ok_and(|out| out.status.success()) {
         return None;
     }
-    let mut shell = Command::new("unshare");
+    let mut shell = alone(Command::new("unshare"));
     shell.args(options).args(["sh", "-c"]);
     shell.arg(format!(
         "disk='{}'; mount -t tmpfs -o size={kib}k none \"$disk\" || exit 99\n{script}",
         mount.display()
     ));
-    shell.arg(plain.get_program()).args(args);
-    for (key, value) in plain.get_envs() {
-        match value {
-            Some(value) => shell.env(key, value),
-            None => shell.env_remove(key),
-        };
-    }
+    shell.arg(PROGRAM).args(args);
     Some(shell.output().unwrap())
 }
 

@@ -23,10 +23,17 @@ pub(crate) fn tiny_copy(into: &Path) -> PathBuf {
     dir
 }
 
-/// The command, free of the surroundings: tests run side by side, and what else the
-/// machine does is not their subject.
+/// The program under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_anemone-convert");
+
+/// The command, free of the surroundings.
 pub(crate) fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_anemone-convert"));
+    alone(Command::new(PROGRAM))
+}
+
+/// A command that runs the program, free of the surroundings: tests run side by side, and
+/// what else the machine does is not their subject.
+pub(crate) fn alone(mut command: Command) -> Command {
     command
         .env("ANEMONE_LOCK", "off")
         .env("MEMGUARD_MIN_FREE", "off")
