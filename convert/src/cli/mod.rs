@@ -6,6 +6,7 @@ mod config;
 mod docs;
 mod job;
 mod messages;
+mod quantize_args;
 mod say;
 mod studies;
 mod target_args;
@@ -15,7 +16,6 @@ use std::path::{Path, PathBuf};
 
 use anemone_memguard::{LimitArgs, Stop};
 use anemone_schemas::exit::{EXIT_HELP, Exit};
-use anemone_schemas::manifest::Manifest;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
@@ -26,19 +26,19 @@ use crate::commands::{
 use crate::error::Error;
 use crate::lint::LintOptions;
 use crate::output::Kind;
-use crate::plan::{self, Plan};
+use crate::plan;
 use crate::publish;
 use crate::source::{self, Source};
 use crate::synth;
 use crate::ui::Ui;
 
 use args::{
-    AnswersArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs,
-    QuantizeArgs, SynthArgs,
+    AnswersArgs, DemoArgs, DoctorArgs, DownloadArgs, DrafterArgs, EvalArgs, PackageArgs, SynthArgs,
 };
 use job::{Job, LockArgs};
 use messages::MessageArgs;
-use say::{agreed, json, print, show, write_page};
+use quantize_args::QuantizeArgs;
+use say::{agreed, dry_package, json, print, show, write_page};
 use studies::{AblateArgs, TuneArgs};
 use target_args::{LayoutArg, TargetArgs};
 
@@ -389,25 +389,4 @@ fn checkpoint(
         Source::Folder(folder) => Ok(Some(folder)),
         Source::Planned(plan) => show(plan, as_json).map(|()| None),
     }
-}
-
-/// What `package` and its upload would do.
-fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
-    if let Some(options) = a.publish() {
-        let manifest = Manifest::read(&options.folder)?;
-        let package = package::describe(&options.folder, manifest)?;
-        publish::check(&options, &package)?;
-        let bytes: u64 = package.files.iter().map(|f| f.size_bytes).sum();
-        plan.notes.push(format!(
-            "then {} files, {bytes} bytes, go to `{}` as a {}",
-            package.files.len(),
-            options.repo,
-            if options.direct {
-                "commit"
-            } else {
-                "pull request"
-            },
-        ));
-    }
-    show(plan, a.json)
 }

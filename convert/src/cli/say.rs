@@ -5,14 +5,17 @@ use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic;
 use anemone_schemas::exit::Exit;
+use anemone_schemas::manifest::Manifest;
 use anemone_schemas::report::QualityReport;
 use anemone_schemas::store::Store;
 use serde::Serialize;
 
-use super::args::RunArgs;
+use super::args::{PackageArgs, RunArgs};
+use crate::commands::package;
 use crate::error::Error;
 use crate::output::{self, Kind};
 use crate::plan::Plan;
+use crate::publish;
 
 /// Writes the HTML form of a report.
 pub(super) fn write_page(path: &Path, report: &QualityReport) -> Result<(), Error> {
@@ -88,4 +91,25 @@ pub(super) fn require_quality(report: &QualityReport, limit: f64) -> Result<(), 
         )),
         None => Ok(()),
     }
+}
+
+/// What `package` and its upload would do.
+pub(super) fn dry_package(a: &PackageArgs, mut plan: Plan) -> Result<(), Error> {
+    if let Some(options) = a.publish() {
+        let manifest = Manifest::read(&options.folder)?;
+        let package = package::describe(&options.folder, manifest)?;
+        publish::check(&options, &package)?;
+        let bytes: u64 = package.files.iter().map(|f| f.size_bytes).sum();
+        plan.notes.push(format!(
+            "then {} files, {bytes} bytes, go to `{}` as a {}",
+            package.files.len(),
+            options.repo,
+            if options.direct {
+                "commit"
+            } else {
+                "pull request"
+            },
+        ));
+    }
+    show(plan, a.json)
 }
