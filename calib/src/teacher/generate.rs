@@ -94,12 +94,11 @@ impl Teacher<'_> {
             let mut rows = self.embed(&next)?.0.concat();
             for (layer, caches) in caches.iter_mut().enumerate() {
                 let loaded;
-                let block = match &kept {
-                    Some(blocks) => &blocks[layer],
-                    None => {
-                        loaded = self.load_block(layer, longest)?;
-                        &loaded
-                    }
+                let block = if let Some(blocks) = &kept {
+                    &blocks[layer]
+                } else {
+                    loaded = self.load_block(layer, longest)?;
+                    &loaded
                 };
                 rows = block.extend(spec.rms_eps, &counts, rows, caches)?;
             }

@@ -45,15 +45,12 @@ pub fn run(options: &AnswersOptions, ui: Ui, stop: &Stop) -> Result<(usize, usiz
     let spec = store.as_ref().map(store_spec).transpose()?;
     let checkpoint;
     let stored;
-    let weights: &dyn Weights = match (&store, &spec) {
-        (Some(store), Some(spec)) => {
-            stored = StoreWeights { store, spec };
-            &stored
-        }
-        _ => {
-            checkpoint = Checkpoint::open(&options.model)?;
-            &checkpoint
-        }
+    let weights: &dyn Weights = if let (Some(store), Some(spec)) = (&store, &spec) {
+        stored = StoreWeights { store, spec };
+        &stored
+    } else {
+        checkpoint = Checkpoint::open(&options.model)?;
+        &checkpoint
     };
     let ends = tokenizer.stop_ids();
     let limits = AnswerLimits {
