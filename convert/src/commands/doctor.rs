@@ -121,33 +121,32 @@ fn disk_for_compiling(folder: &Path, manifest: &Manifest) -> Option<Finding> {
     ))
 }
 
-/// What the rules of the engine say about the programs.
+/// What the rules of the engine say about the programs, a finding for each rule.
 fn placement(folder: &Path) -> Result<Vec<Finding>, Error> {
     let report = lint::run(folder, &LintOptions::default())?;
-    let found = report.programs.iter().flat_map(|p| {
-        p.findings.iter().filter_map(|f| {
-            let class = match f.severity {
+    let mut findings = Vec::new();
+    for program in &report.programs {
+        for ((severity, rule), found) in program.by_rule() {
+            let class = match severity.0 {
                 Severity::Error => Class::Fatal,
                 Severity::Warning => Class::Performance,
-                Severity::Note => return None,
+                Severity::Note => continue,
             };
             let what = format!(
-                "`{}`: {} in `{}`: {}",
-                p.path.display(),
-                f.rule,
-                f.function,
-                f.message
+                "`{}`: {rule} in {} places, first in `{}`: {}",
+                program.path.display(),
+                found.len(),
+                found[0].function,
+                found[0].message
             );
-            Some(Finding::new(
+            findings.push(Finding::new(
                 class,
                 what,
                 "see docs/lint.md for the rule; `lint` shows all",
-            ))
-        })
-    });
-    let mut found: Vec<Finding> = found.collect();
-    found.dedup();
-    Ok(found)
+            ));
+        }
+    }
+    Ok(findings)
 }
 
 /// A short greedy answer on the CPU.

@@ -121,6 +121,18 @@ impl ProgramReport {
             .count()
     }
 
+    /// Findings of one rule together, the most severe rules first.
+    pub(super) fn by_rule(&self) -> BTreeMap<(Reverse<Severity>, &str), Vec<&Finding>> {
+        let mut by_rule: BTreeMap<_, Vec<&Finding>> = BTreeMap::new();
+        for f in &self.findings {
+            by_rule
+                .entry((Reverse(f.severity), f.rule))
+                .or_default()
+                .push(f);
+        }
+        by_rule
+    }
+
     fn print(&self, out: &mut String) {
         let _ = writeln!(
             out,
@@ -130,14 +142,7 @@ impl ProgramReport {
             self.count(Severity::Warning),
             self.count(Severity::Note)
         );
-        let mut by_rule: BTreeMap<(Reverse<Severity>, &str), Vec<&Finding>> = BTreeMap::new();
-        for f in &self.findings {
-            by_rule
-                .entry((Reverse(f.severity), f.rule))
-                .or_default()
-                .push(f);
-        }
-        for ((severity, rule), findings) in by_rule {
+        for ((severity, rule), findings) in self.by_rule() {
             let first = findings[0];
             let place = match first.op {
                 Some(op) => format!("`{}` op {op} `{}`", first.function, first.name),
