@@ -2,8 +2,9 @@
 //!
 //! A register tile of `R` rows by `T` tokens takes its weights from table
 //! lookups: per block and row 8 lookups, 4 shifts and `8 T` multiply-adds, all
-//! on the same two vector ports. With one token the lookups dominate and the
-//! kernel is still faster than memory; with six they are a fifth of the work,
+//! on the same two vector ports. With one token the lookups dominate: where a processor
+//! does one of 512 bits per cycle, two thirds of the memory's speed is the most they can
+//! keep up with. With six tokens they are a fifth of the work,
 //! which is about what decoding to memory costs at any number of tokens. Rows
 //! are taken several at a time because a multiply-add takes four cycles and two
 //! can start in each, and because inputs are loaded once for all of them.
@@ -35,8 +36,6 @@ const AHEAD: usize = 2048;
 const FAR: usize = 32;
 /// The same for the first-level cache.
 const NEAR: usize = 8;
-/// Bytes of a row from which on that pays; the processor foresees shorter ones.
-const LONG: usize = 1024;
 
 /// Whether these kernels take `w`: every row has to start on a byte.
 pub(super) fn takes(w: &LutWeights) -> bool {
@@ -175,7 +174,7 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
     let mut far = Ahead::new(FAR, from, to, R * row_bytes);
     for block in from..to {
         let offset = block * BYTES;
-        if ahead && T == 1 && row_bytes >= LONG {
+        if ahead && T == 1 {
             let (near, far) = (near.step(), far.step());
             for r in 0..R {
                 s.prefetch(at[r].wrapping_add(near));
