@@ -12,16 +12,17 @@
 //! to be planned with, so the plan is greedy: from the least bits for all, the step with the
 //! most divergence saved per byte comes next, until none fits.
 
-use anemone_calib::{Corpus, Teacher, Weights};
+use anemone_calib::{Corpus, Teacher};
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutShape};
 use anemone_schemas::spec::{LM_HEAD, Linear};
 
 use super::rules::{MatrixOptions, Rule, resolve};
 use super::statistics::{self, Scratch, SiteStats, scratch_dir};
+use super::work::load_matrix;
 use super::{QuantizeOptions, text};
 use crate::error::Error;
-use crate::quantize::{Calibration, Matrix, Method, OUTPUT_ROWS, Quantizer, Settings};
+use crate::quantize::{Matrix, Method, OUTPUT_ROWS, Quantizer, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
@@ -182,20 +183,13 @@ impl Survey<'_> {
         let Some(first) = names().next() else {
             return Ok(());
         };
-        let calibration = Calibration {
-            name: first,
-            cols: inputs.cols,
-            hessian: &inputs.hessian,
-            sumsq: &inputs.sumsq,
-            rows: inputs.rows,
-        };
+        let calibration = statistics::calibration(first, inputs);
         let prepared = self.quantizers[0].prepare(calibration, Method::Gptq)?;
         // The blocks of outputs are weighted by the mean square of the inputs.
         let weight = inputs.sumsq.iter().sum::<f64>() / inputs.cols as f64;
         for (name, blocks) in &stats.outputs {
             self.stop.check()?;
-            let (shape, data) = self.checkpoint.load(name)?;
-            let (rows, cols) = (shape[0], shape[1]);
+            let (rows, cols, data) = load_matrix(self.checkpoint, name)?;
             let matrix = Matrix {
                 name,
                 rows,

@@ -16,7 +16,7 @@ use anemone_calib::{
 use anemone_schemas::spec::{Linear, ModelSpec, Site};
 
 use crate::error::Error;
-use crate::quantize::OUTPUT_ROWS;
+use crate::quantize::{Calibration, OUTPUT_ROWS};
 
 /// Seed of the ids that are drawn for the gradients.
 pub(super) const LABEL_SEED: u64 = 1;
@@ -46,6 +46,17 @@ impl SiteStats {
             mixed: Some(found.mixed),
             outputs: names.into_iter().zip(found.outputs).collect(),
         }
+    }
+}
+
+/// Statistics of inputs as the quantizer takes them; `name` is for messages.
+pub(super) fn calibration<'a>(name: &'a str, inputs: &'a Stats) -> Calibration<'a> {
+    Calibration {
+        name,
+        cols: inputs.cols,
+        hessian: &inputs.hessian,
+        sumsq: &inputs.sumsq,
+        rows: inputs.rows,
     }
 }
 

@@ -10,11 +10,9 @@ use half::f16;
 
 use super::recipe::Recipe;
 use super::rules::MatrixOptions;
-use super::statistics::SiteStats;
+use super::statistics::{SiteStats, calibration};
 use crate::error::Error;
-use crate::quantize::{
-    Calibration, Matrix, Method, OUTPUT_ROWS, OutputHessian, Prepared, Quantizer, Settings,
-};
+use crate::quantize::{Matrix, Method, OUTPUT_ROWS, OutputHessian, Prepared, Quantizer, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
@@ -73,13 +71,7 @@ impl Work<'_> {
             Some(mixed) if self.recipe.guided => mixed,
             _ => &stats.plain,
         };
-        let calibration = Calibration {
-            name: first,
-            cols: inputs.cols,
-            hessian: &inputs.hessian,
-            sumsq: &inputs.sumsq,
-            rows: inputs.rows,
-        };
+        let calibration = calibration(first, inputs);
         let (recipe, jobs) = (self.recipe, context.jobs);
         // Prepared statistics are large: one at a time, shared by neighbours of a kind.
         let mut last: Option<(Method, f64, Prepared<'_>)> = None;
@@ -93,12 +85,7 @@ impl Work<'_> {
                 Some((.., prepared)) => prepared,
                 None => quantizer.prepare(calibration, options.method)?,
             };
-            let (shape, data) = context.checkpoint.load(name)?;
-            let [rows, cols] = shape[..] else {
-                return Err(Error::bad_input(format!(
-                    "`{name}` is no matrix: {shape:?}"
-                )));
-            };
+            let (rows, cols, data) = load_matrix(context.checkpoint, name)?;
             let matrix = Matrix {
                 name,
                 rows,
@@ -183,4 +170,18 @@ fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, 
         bytes.extend_from_slice(&h.to_le_bytes());
     }
     Ok(bytes)
+}
+
+/// A matrix of the checkpoint: rows, columns and values.
+pub(super) fn load_matrix(
+    checkpoint: &Checkpoint,
+    name: &str,
+) -> Result<(usize, usize, Vec<f32>), Error> {
+    let (shape, data) = checkpoint.load(name)?;
+    let [rows, cols] = shape[..] else {
+        return Err(Error::bad_input(format!(
+            "`{name}` is no matrix: {shape:?}"
+        )));
+    };
+    Ok((rows, cols, data))
 }
