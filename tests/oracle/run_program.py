@@ -3,15 +3,19 @@
 usage: run_program.py ASSET REQUEST RESPONSE
 
 REQUEST and RESPONSE are safetensors files: eight bytes of header length, a JSON
-header, raw little-endian tensors. The metadata entry `job` of the request is a
-JSON list of calls {function, inputs: {name: tensor}, states: {name: tensor},
-carried: {name: [call, output]}}; that of the response says what was loaded.
+header, raw little-endian tensors. The metadata entry `job` of the request is
+{calls, filling, fillers}. A call is {function, inputs: {name: tensor},
+states: {name: tensor}, carried: {name: [call, output]}}; `fillers` says which
+function of the program `filling` fills which state, as "function/state", and has
+the states with hardware constraints. The job of the response says what was loaded.
 
 States live on by name from call to call. One that no call has set starts as
 zeros.
 """
 
 import asyncio
+import contextlib
+import ctypes
 import json
 import os
 import sys
@@ -66,15 +70,65 @@ def array(value):
     return a.astype(np.float32) if a.dtype.name == "bfloat16" else np.array(a)
 
 
-def blank(descriptor):
-    """A state of zeros. Memory made from the descriptor would hold anything, and
-    cannot be cleared through numpy; so states with hardware constraints, which
-    only such memory can bind, are refused by the call."""
-    return NDArray(np.zeros(descriptor.shape, descriptor.dtype))
+class DLTensor(ctypes.Structure):
+    """The head of a DLPack tensor (dlpack.h, version 0.8)."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+def interleaved(value, dtype):
+    """A copy of a cache `[L, 1, K, 1, C]` with n channels interleaved, row-major.
+
+    numpy() refuses or misreads such memory, but DLPack gives a copy of it with its
+    strides, n the last of them. Element (l, k, c) is at
+
+        l * strides[0] + k // n * strides[2] + c * n + k % n
+    """
+    capsule = value._tensor.to_dlpack().__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype = ctypes.c_void_p
+    pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    head = DLTensor.from_address(pointer(capsule, b"dltensor"))
+    shape, strides = list(head.shape[: head.ndim]), list(head.strides[: head.ndim])
+    lanes = strides[-1]
+    if len(shape) != 5 or shape[2] % lanes:
+        sys.exit(f"a state {shape} with strides {strides} is not an interleaved cache")
+    split = [shape[0], 1, shape[2] // lanes, lanes, 1, shape[4]]
+    steps = [strides[0], strides[1], strides[2], 1, strides[3], lanes]
+    size = 1 + sum((n - 1) * s for n, s in zip(split, steps))
+    dtype = np.dtype(dtype)
+    memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(
+        head.data + head.byte_offset
+    )
+    steps = [s * dtype.itemsize for s in steps]
+    flat = np.frombuffer(memory, dtype)
+    return np.array(np.lib.stride_tricks.as_strided(flat, split, steps)).reshape(shape)
+
+
+async def state(descriptor, filler, values):
+    """A state with these values, or zeros. One with hardware constraints must have
+    memory made from its descriptor, which only a program can fill."""
+    if values is None:
+        values = np.zeros(descriptor.shape, descriptor.dtype)
+    value = NDArray(values)
+    if filler is None:
+        return value
+    made = NDArray.from_descriptor(filler.desc.state_descriptor("state"))
+    await filler({"value": value}, {"state": made})
+    return made
 
 
 async def main(asset_path, request_path, response_path):
-    calls, tensors = read(request_path)
+    request, tensors = read(request_path)
+    calls, fillers = request["calls"], request["fillers"]
     asset = AIModelAsset.load(asset_path)
     if asset.program._module.verify() is False:
         sys.exit("the program does not verify")
@@ -88,17 +142,25 @@ async def main(asset_path, request_path, response_path):
     # misreads, even out of bounds.
     carried = {tuple(c) for call in calls for c in call["carried"].values()}
     results, kept, states = {}, [], {}
-    async with asset.executable() as model:
+    async with contextlib.AsyncExitStack() as stack:
+        model = await stack.enter_async_context(asset.executable())
+        if fillers:
+            filling = AIModelAsset.load(request["filling"]).executable()
+            filling = await stack.enter_async_context(filling)
         for i, call in enumerate(calls):
             function = model.load_function(call["function"])
             inputs = {n: NDArray(tensors[t]) for n, t in call["inputs"].items()}
             for name, (earlier, output) in call["carried"].items():
                 inputs[name] = kept[earlier][output]
-            for name, t in call["states"].items():
-                states[name] = NDArray(tensors[t])
-            for name in function.desc.state_names:
-                if name not in states:
-                    states[name] = blank(function.desc.state_descriptor(name))
+            by = {n: fillers.get(f"{call['function']}/{n}") for n in function.desc.state_names}
+            for name, filler in by.items():
+                given = call["states"].get(name)
+                if given is not None or name not in states:
+                    states[name] = await state(
+                        function.desc.state_descriptor(name),
+                        filler and filling.load_function(filler),
+                        None if given is None else tensors[given],
+                    )
             mine = {n: states[n] for n in function.desc.state_names}
             outputs = await function(inputs, mine)
             kept.append(outputs)
@@ -108,7 +170,11 @@ async def main(asset_path, request_path, response_path):
                     if kind == "outputs" and (i, name) in carried:
                         continue
                     key = f"{i}/{kind}/{name}"
-                    results[key] = array(value)
+                    if kind == "states" and by[name]:
+                        descriptor = function.desc.state_descriptor(name)
+                        results[key] = interleaved(value, descriptor.dtype)
+                    else:
+                        results[key] = array(value)
                     entry[kind].append([name, key])
             job["calls"].append(entry)
     write(response_path, job, results)

@@ -6,6 +6,7 @@
 //! directory; `ANEMONE_ORACLE_PYTHON` names another interpreter that has the wheel.
 
 mod environment;
+mod fill;
 mod tensor;
 
 use std::collections::BTreeMap;
@@ -128,12 +129,20 @@ pub fn report(asset: &Path, calls: &[Call]) -> Result<Report> {
     let scratch = tempfile::tempdir().map_err(|e| format!("no scratch folder: {e}"))?;
     let request = scratch.path().join("request");
     let response = scratch.path().join("response");
-    let (job, tensors) = encode_calls(calls);
+    let filling = scratch.path().join("fill.aimodel");
+    let fillers = fill::write(asset, &filling)?;
+    let (calls, tensors) = encode_calls(calls);
+    let job = json!({ "calls": calls, "filling": filling, "fillers": fillers });
     tensor::write_file(&request, &job, &tensors)?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/oracle/run_program.py");
     let output = Command::new(&python)
         .arg(script)
         .args([asset, &request, &response])
+        // When the wheel (1.0.0b3, Linux) copies a state with eight channels interleaved,
+        // the last seven elements keep what the memory held: channels of the last slot
+        // of the last layer. Masked slots may hold anything but NaN, so glibc is told to
+        // hand out zeros (the complement of this byte).
+        .env("MALLOC_PERTURB_", "255")
         .output()
         .map_err(|e| format!("cannot start `{}`: {e}", python.display()))?;
     // The wheel sometimes aborts while it shuts down, after the response is there.

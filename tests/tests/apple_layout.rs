@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anemone_convert::commands::lint as lint_command;
 use anemone_convert::commands::target::{self, TargetOptions};
 use anemone_convert::lint::LintOptions;
-use anemone_convert::lower::{CacheLayout, Chunks, Forms};
+use anemone_convert::lower::{Chunks, Forms};
 use anemone_convert::quantize::Method;
 use anemone_convert::stop::Stop;
 use anemone_convert::ui::Ui;
@@ -25,7 +25,7 @@ use serde_json::Value;
 const CONTEXT: usize = 256;
 const WIDTH: usize = 16;
 
-fn bundle(store: &Path, output: PathBuf, cache_layout: CacheLayout) -> PathBuf {
+fn bundle(store: &Path, output: PathBuf) -> PathBuf {
     let options = TargetOptions {
         store: store.to_path_buf(),
         output: output.clone(),
@@ -35,10 +35,7 @@ fn bundle(store: &Path, output: PathBuf, cache_layout: CacheLayout) -> PathBuf {
         taps: vec![],
         with_logits: false,
         prescale: None,
-        forms: Forms {
-            cache_layout,
-            ..Forms::default()
-        },
+        forms: Forms::default(),
     };
     target::run_apple(&options, Ui::Quiet, &Stop::default()).expect("the store is whole");
     let report = lint_command::run(&output, &LintOptions::default()).expect("one program");
@@ -186,7 +183,7 @@ impl Inputs {
 fn the_program_runs_on_both_runtimes_and_agrees_with_the_chunk_programs() {
     let dir = scratch("apple-layout");
     let store = quantized(&data("tiny-qwen3"), &dir, Method::KMeans, 2048);
-    let made = bundle(&store, dir.join("bundle"), CacheLayout::Plain);
+    let made = bundle(&store, dir.join("bundle"));
     let asset = made.join("tiny.aimodel");
     let inputs = Inputs::new();
     let (apples, ours) = (inputs.apples(&asset), inputs.ours(&asset));
@@ -212,7 +209,7 @@ fn the_program_runs_on_both_runtimes_and_agrees_with_the_chunk_programs() {
 fn the_bundle_is_what_apples_runner_reads() {
     let dir = scratch("apple-bundle");
     let store = quantized(&data("tiny-qwen3"), &dir, Method::KMeansUnweighted, 1024);
-    let made = bundle(&store, dir.join("bundle"), CacheLayout::Interleaved);
+    let made = bundle(&store, dir.join("bundle"));
     let text = fs::read_to_string(made.join("metadata.json")).expect("written");
     let json: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(json["metadata_version"], "0.2");
@@ -228,8 +225,6 @@ fn the_bundle_is_what_apples_runner_reads() {
         .collect();
     entries.sort();
     assert_eq!(entries, ["metadata.json", "tiny.aimodel", "tokenizer"]);
-    // Apple's CPU runtime cannot be given caches of this layout from Python; its loader
-    // verifies and compiles the program.
     let report = oracle::report(&made.join("tiny.aimodel"), &[]).expect("it loads");
     assert_eq!(report.functions.len(), functions().len());
     assert_eq!(report.compatibility.as_deref(), Some("27.0"));

@@ -27,6 +27,8 @@ const WIDTH: usize = 16;
 const VOCAB: usize = 40_000;
 const VALID: usize = 39_990;
 const HIDDEN: usize = 64;
+/// Channels of a cache that lie side by side.
+const INTERLEAVED: usize = 8;
 /// Rows of the output layer that are made equal: the table groups that hold them.
 const TWINS: [(usize, usize); 2] = [(20, 700), (450, 1240)];
 
@@ -116,7 +118,12 @@ impl WeightSource for Matrices<'_> {
 }
 
 /// The model's one chunk as an asset, with `extend` and `logits` functions.
-fn asset(dir: &Path, name: &str, max_context: usize, forms: Forms) -> PathBuf {
+fn asset(dir: &Path, name: &str, context: usize, forms: Forms) -> PathBuf {
+    asset_of(dir, name, &[context], forms)
+}
+
+/// [`asset`] of several contexts, the longest last.
+fn asset_of(dir: &Path, name: &str, contexts: &[usize], forms: Forms) -> PathBuf {
     let spec = spec();
     let source = Matrices {
         shapes: Shapes {
@@ -126,8 +133,9 @@ fn asset(dir: &Path, name: &str, max_context: usize, forms: Forms) -> PathBuf {
         },
         dir: dir.to_path_buf(),
     };
-    let mut plan = plan_chunks(&spec, 1, max_context, &[], true).unwrap();
-    plan.contexts = vec![max_context];
+    let longest = contexts[contexts.len() - 1];
+    let mut plan = plan_chunks(&spec, 1, longest, &[], true).unwrap();
+    plan.contexts = contexts.to_vec();
     plan.widths = vec![WIDTH];
     plan.forms = Forms {
         valid_vocab: Some(VALID),
@@ -440,17 +448,42 @@ fn spiky_logits(dir: &Path) -> Vec<f32> {
         .collect()
 }
 
-/// Apple's loader verifies and loads the program. Its CPU runtime cannot be driven with
-/// such states from Python: their memory can be neither set nor cleared there.
+/// Where a cache lies must not change what is computed or what it holds.
 #[test]
-fn interleaved_caches_are_taken_by_apples_loader() {
+fn the_layout_of_caches_changes_no_bit() {
     let dir = scratch("interleaved");
-    let interleaved = Forms {
-        cache_layout: CacheLayout::Interleaved,
-        ..Forms::default()
-    };
-    let asset = asset(&dir, "interleaved", 256, interleaved);
-    let report = oracle::report(&asset, &[]).expect("the program loads");
-    assert!(report.functions.iter().any(|f| f == "extend_256_16"));
-    assert_eq!(report.compatibility.as_deref(), Some("27.0"));
+    let programs = [CacheLayout::Interleaved, CacheLayout::Plain].map(|cache_layout| {
+        let forms = Forms {
+            cache_layout,
+            ..Forms::default()
+        };
+        asset_of(&dir, &format!("{cache_layout:?}"), &[256, 512], forms)
+    });
+    for context in [256, 512] {
+        let call = Call::new(context, ordinary);
+        let [interleaved, plain] = [0, 1].map(|i| call.apple_outputs(&programs[i], "logits"));
+        for (state, seed) in [("key_cache", 1), ("value_cache", 2)] {
+            let before = call.cache(seed);
+            let [found, expected] = [&interleaved, &plain].map(|o| o.state(state).to_f32());
+            for (i, before) in before.iter().enumerate() {
+                let (channel, slot) = (i / context, i % context);
+                // Apple's runtime loses these, see `oracle::report`; no call here sees them.
+                if slot == context - 1 && channel > 64 - INTERLEAVED {
+                    continue;
+                }
+                assert!(found[i] == expected[i], "{state} {channel} at {slot}");
+                let written = (STEP..STEP + WIDTH).contains(&slot);
+                let kept = found[i] == f16::from_f32(*before).to_f32();
+                assert!(written || kept, "{state} {channel} at {slot}");
+            }
+        }
+        let logits = |o: &oracle::Outputs| o.get("out_logits").bytes.clone();
+        assert!(
+            logits(&interleaved) == logits(&plain),
+            "logits of {context}"
+        );
+        let ours = floats(&call.ours(&programs[0], "logits"));
+        let theirs = interleaved.get("out_logits").to_f32();
+        assert!(distance(&ours, &theirs) < 1e-2, "logits of {context}");
+    }
 }

@@ -49,10 +49,9 @@ pub(super) struct TargetArgs {
     /// numbers by the names of norm weights.
     #[arg(long, value_name = "FILE", conflicts_with = "norm_prescale")]
     norm_magnitudes: Option<PathBuf>,
-    /// Memory layout of the caches: plain for chunk programs, interleaved for Apple's
-    /// runner, unless said otherwise.
-    #[arg(long, value_enum)]
-    cache_layout: Option<CacheArg>,
+    /// Memory layout of the caches.
+    #[arg(long, value_enum, default_value = "interleaved")]
+    cache_layout: CacheArg,
     /// What to make: chunk programs and our manifest, or one program and the bundle that
     /// Apple's own runner expects.
     #[arg(long, value_enum, default_value = "chunks")]
@@ -91,10 +90,10 @@ enum AttentionArg {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum CacheArg {
+    /// Eight channels interleaved, as Apple's exporter has it: contexts share a buffer.
+    Interleaved,
     /// Row-major.
     Plain,
-    /// As Apple's exporter has it.
-    Interleaved,
 }
 
 impl TargetArgs {
@@ -144,11 +143,9 @@ impl TargetArgs {
                 AttentionArg::Row => AttentionForm::Row,
             },
             prescale: Prescale::None,
-            cache_layout: match (self.cache_layout, self.layout) {
-                (Some(CacheArg::Plain), _) | (None, LayoutArg::Chunks) => CacheLayout::Plain,
-                (Some(CacheArg::Interleaved), _) | (None, LayoutArg::Apple) => {
-                    CacheLayout::Interleaved
-                }
+            cache_layout: match self.cache_layout {
+                CacheArg::Plain => CacheLayout::Plain,
+                CacheArg::Interleaved => CacheLayout::Interleaved,
             },
         }
     }

@@ -53,12 +53,12 @@ impl AttentionForm {
 /// How the caches lie in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheLayout {
-    /// Row-major.
-    #[default]
-    Plain,
     /// As Apple's exporter has it: eight channels interleaved, rows as long as the
     /// longest context needs, so that one buffer serves the functions of all contexts.
+    #[default]
     Interleaved,
+    /// Row-major.
+    Plain,
 }
 
 /// By how much the input of an RMSNorm is scaled down before it is squared.

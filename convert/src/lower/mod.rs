@@ -118,7 +118,8 @@ fn cache_constraints(module: &mut Module, plan: &TargetPlan) -> Result<Option<At
     let channels = plan.spec.kv_heads * plan.spec.head_dim;
     if !channels.is_multiple_of(INTERLEAVE as usize) {
         return Err(Error::usage(format!(
-            "interleaved caches need a multiple of {INTERLEAVE} channels, the model has {channels}"
+            "interleaved caches need a multiple of {INTERLEAVE} channels, the model has {channels}; \
+             lower it with plain ones (`--cache-layout plain`)"
         )));
     }
     let longest = plan.contexts.iter().max().copied().unwrap_or(0) as i64;

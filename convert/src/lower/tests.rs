@@ -282,11 +282,7 @@ fn prescaling_touches_the_norms_it_names() {
 
 #[test]
 fn interleaved_caches_have_one_row_length_in_all_functions() {
-    let forms = Forms {
-        cache_layout: CacheLayout::Interleaved,
-        ..Forms::default()
-    };
-    let m = lowered(&small(), 1024, forms);
+    let m = lowered(&small(), 1024, Forms::default());
     for graph in m.graphs() {
         for (name, v) in &graph.inputs {
             let Type::Handle(inner) = m.ty(m.value_type(*v)) else {
