@@ -6,6 +6,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
+use anemone_schemas::report::QuantizeReport;
 use common::{assert_same, fails, lowered, ok, text, tiny};
 use serde_json::Value;
 
@@ -216,4 +217,43 @@ fn more_bits_per_weight_lower_the_divergence_within_the_budget() {
     };
     let (less, more) = (measure("4.0"), measure("4.5"));
     assert!(more < less, "{more} at 4.5 bits, {less} at 4.0");
+}
+
+/// Times are in a report and not in the store, which two runs give alike.
+#[test]
+fn the_report_has_each_matrix_with_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let [store, again] = ["store", "again"].map(|n| dir.path().join(n));
+    let report = dir.path().join("report.json");
+    let read = || QuantizeReport::read(&report).unwrap();
+    quantize(
+        &store,
+        &["--report", text(&report), "--set", "q_proj=bits=3"],
+    );
+    let made = read();
+    let stored = manifest(&store);
+    let stored = stored["matrices"].as_array().unwrap();
+    assert_eq!(made.matrices.len(), stored.len());
+    for (matrix, stored) in made.matrices.iter().zip(stored) {
+        assert_eq!(stored["name"], matrix.name);
+        assert_eq!(stored["bits"], matrix.bits);
+        let report = serde_json::to_value(&matrix.report).unwrap();
+        assert_eq!(stored["report"], report, "{}", matrix.name);
+        assert!(matrix.seconds.is_some_and(|s| s > 0.0), "{}", matrix.name);
+    }
+    let parts: Vec<&str> = made.seconds.keys().map(String::as_str).collect();
+    assert_eq!(
+        parts,
+        ["factorize", "forward", "gptq", "kmeans", "two_sided"]
+    );
+    assert!(made.seconds["gptq"] > 0.0 && made.seconds["two_sided"] == 0.0);
+
+    // What was there already took no time in this run.
+    quantize(
+        &store,
+        &["--report", text(&report), "--set", "q_proj=bits=3"],
+    );
+    assert!(read().matrices.iter().all(|m| m.seconds.is_none()));
+    quantize(&again, &["--set", "q_proj=bits=3"]);
+    assert_same(&store, &again);
 }

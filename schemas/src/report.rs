@@ -11,10 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::atomic;
 
 mod detail;
+mod effort;
 mod html;
 mod plots;
 
 pub use detail::{Choice, MatrixQuality, PositionKl, TableSample, WorstContext};
+pub use effort::{MatrixEffort, QuantizeReport};
 
 /// Name of the report in a model folder.
 pub const REPORT_FILE: &str = "report.json";

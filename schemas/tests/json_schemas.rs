@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anemone_schemas::aimodel::summary::Summary;
 use anemone_schemas::manifest::Manifest;
-use anemone_schemas::report::QualityReport;
+use anemone_schemas::report::{QualityReport, QuantizeReport};
 use anemone_schemas::spec::ModelSpec;
 use anemone_schemas::store;
 use schemars::{Schema, schema_for};
@@ -32,6 +32,7 @@ fn check(name: &str, schema: &Schema) {
 fn checked_in_schemas_are_current() {
     check("anemone", &schema_for!(Manifest));
     check("report", &schema_for!(QualityReport));
+    check("quantize_report", &schema_for!(QuantizeReport));
     check("model_spec", &schema_for!(ModelSpec));
     check("store", &schema_for!(store::Manifest));
     check("program", &schema_for!(Summary));

@@ -3,13 +3,15 @@
 //! ```text
 //! full_size program FOLDER MODEL first|last
 //! full_size line FOLDER MODEL
+//! full_size chunks FOLDER MODEL
 //! full_size target FOLDER MODEL LAYERS CHUNKS
 //! ```
 //!
 //! `program` lowers, lints and writes the first or the last chunk from random 4-bit
 //! weights (every index random, every table ascending), has Apple's loader open it, and
 //! says what it cost. `line` takes a checkpoint of two layers through the commands a
-//! user calls, and its two programs through both runtimes. `target` makes a whole random
+//! user calls, and its two programs through both runtimes. `chunks` does the same with as
+//! many layers as the first and the last chunk have, and opens them in Apple's loader. `target` makes a whole random
 //! store of that many layers and measures the command beside what its `--dry-run` says.
 //! All leave nothing behind.
 
@@ -71,11 +73,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(())
         }
         ["line", folder, model] => line::run(Path::new(folder), model.parse()?),
+        ["chunks", folder, model] => line::chunks(Path::new(folder), model.parse()?),
         ["target", folder, model, layers, chunks] => {
             target::run(Path::new(folder), model.parse()?, layers.parse()?, chunks)
         }
         _ => Err("usage: full_size program FOLDER MODEL first|last, \
-             full_size line FOLDER MODEL, \
+             full_size line|chunks FOLDER MODEL, \
              or full_size target FOLDER MODEL LAYERS CHUNKS"
             .into()),
     }

@@ -182,7 +182,11 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
                 &[&options.model],
             )? {
                 let _job = start(&format!("quantize {}", options.model.display()))?;
-                let store = quantize::run(&options, ui, &stop)?;
+                let (store, effort) = quantize::run_timed(&options, ui, &stop)?;
+                if let Some(path) = &a.report {
+                    let report = effort.report(&store);
+                    report.write(path).map_err(|e| Error::io(path, &e))?;
+                }
                 if a.fp16_report {
                     print(&quantize::fp16_report(&store)?)?;
                 }

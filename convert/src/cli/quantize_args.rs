@@ -80,6 +80,9 @@ pub(super) struct QuantizeArgs {
     /// Print the largest values that a program would hold in fp16, as calibration saw them.
     #[arg(long)]
     pub(super) fp16_report: bool,
+    /// Write a JSON report: per matrix method, fallback, errors and seconds, and seconds by step.
+    #[arg(long, value_name = "FILE")]
+    pub(super) report: Option<PathBuf>,
     #[command(flatten)]
     pub(super) run: RunArgs,
 }

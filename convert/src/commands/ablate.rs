@@ -187,7 +187,7 @@ pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
 /// As `quantize` and `eval`.
 pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, QualityReport), Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
-    let stores = quantize::run_all(&options.quantize(), &recipes(options), ui, stop)?;
+    let (stores, _) = quantize::run_all(&options.quantize(), &recipes(options), ui, stop)?;
     let tokenizer = text::open_tokenizer(&options.model)?;
     let budget = Budget {
         tokens: options.eval_tokens,

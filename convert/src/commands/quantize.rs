@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anemone_calib::{Hidden, StatsBuilder, Teacher};
 use anemone_schemas::checkpoint::{self, Checkpoint};
@@ -22,11 +23,12 @@ use serde_json::Value;
 use super::text::{self, Budget};
 use crate::error::Error;
 use crate::output::{self, Kind};
-use crate::quantize::{Method, Settings};
+use crate::quantize::{Method, Quantizer, Settings};
 use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
 mod budget;
+mod effort;
 mod magnitudes;
 mod recipe;
 mod rest;
@@ -34,6 +36,7 @@ mod rules;
 mod statistics;
 mod work;
 
+pub use effort::Effort;
 use magnitudes::Magnitudes;
 pub(crate) use recipe::RULES;
 pub use recipe::Recipe;
@@ -134,6 +137,14 @@ impl QuantizeOptions {
 /// Bad input, no calibration text, or an interruption (exit code 130): the store then
 /// holds every finished matrix and the same command goes on.
 pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Error> {
+    Ok(run_timed(options, ui, stop)?.0)
+}
+
+/// [`run`], and what it took.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_timed(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<(Store, Effort), Error> {
     let mut recipe = options.recipe();
     if let Some(target) = options.target_bpw {
         output::check(&options.output, Kind::Store, &[&options.model])?;
@@ -141,8 +152,8 @@ pub fn run(options: &QuantizeOptions, ui: Ui, stop: &Stop) -> Result<Store, Erro
         rules.append(&mut recipe.rules);
         recipe.rules = rules;
     }
-    let mut stores = run_all(options, &[recipe], ui, stop)?;
-    Ok(stores.remove(0))
+    let (mut stores, effort) = run_all(options, &[recipe], ui, stop)?;
+    Ok((stores.remove(0), effort))
 }
 
 /// The largest values that a program of a store would hold in fp16, as calibration saw them.
@@ -163,7 +174,7 @@ pub fn run_all(
     recipes: &[Recipe],
     ui: Ui,
     stop: &Stop,
-) -> Result<Vec<Store>, Error> {
+) -> Result<(Vec<Store>, Effort), Error> {
     let checkpoint = options.open()?;
     let spec = checkpoint.spec();
     let tokenizer = text::open_tokenizer(&options.model)?;
@@ -180,6 +191,7 @@ pub fn run_all(
     let corpus = text::calibration(&tokenizer, &options.calibration, budget)?;
     let mut stores = Vec::new();
     let mut works = Vec::new();
+    let mut effort = Effort::default();
     for recipe in recipes {
         let mut settings = recipe.recorded(&corpus, window)?;
         if let Some(partial) = options.partial()? {
@@ -225,6 +237,7 @@ pub fn run_all(
             valid: tokenizer.size(),
             works,
             magnitudes: Magnitudes::default(),
+            effort,
             stage: ui.stage("quantize", steps),
             ui,
             stop,
@@ -233,13 +246,18 @@ pub fn run_all(
         job.dense()?;
         job.copies(&corpus)?;
         checkpoint.unchanged()?;
+        effort = job.effort;
+        for work in &job.works {
+            let parts = work.quantizers.values().flat_map(Quantizer::seconds);
+            parts.for_each(|(name, seconds)| effort.add(name, seconds));
+        }
         let mut made = job.works.into_iter();
         for store in stores.iter_mut().filter(|s| s.is_none()) {
             let work = made.next().expect("a work for each store to be made");
             *store = Some(work.writer.finish()?);
         }
     }
-    Ok(stores.into_iter().flatten().collect())
+    Ok((stores.into_iter().flatten().collect(), effort))
 }
 
 struct Job<'a> {
@@ -250,6 +268,7 @@ struct Job<'a> {
     valid: usize,
     works: Vec<Work<'a>>,
     magnitudes: Magnitudes,
+    effort: Effort,
     stage: Stage,
     ui: Ui,
     stop: &'a Stop,
@@ -273,7 +292,9 @@ impl Job<'_> {
                 scratch.put(layer, &hidden)?;
             }
             let wanted = scratch.is_none() && self.lacks(&layer_names(layer))?;
+            let start = Instant::now();
             let stats = self.forward(&teacher, layer, &mut hidden, wanted)?;
+            self.effort.step("forward", start);
             self.sites(&stats)?;
         }
         let last = hidden.0.iter().flatten();
@@ -292,8 +313,10 @@ impl Job<'_> {
             }
             return Ok(());
         };
+        let start = Instant::now();
         let (stats, mut gradient, logits) =
             statistics::head(&teacher, &hidden, self.valid, LM_HEAD, wanted)?;
+        self.effort.step("head", start);
         self.magnitudes.logits(logits)?;
         drop(hidden);
         if let Some(stats) = stats {
@@ -303,7 +326,9 @@ impl Job<'_> {
             self.stop.check()?;
             let input = scratch.take(layer)?;
             let wanted = self.lacks(&layer_names(layer))?;
+            let start = Instant::now();
             let stats = statistics::layer_backward(&teacher, layer, &input, &mut gradient, wanted)?;
+            self.effort.step("backward", start);
             for stats in stats {
                 let names = stats.outputs.iter().map(|o| o.0.clone()).collect();
                 self.sites(&[(names, stats)])?;
@@ -366,7 +391,7 @@ impl Job<'_> {
         for (names, stats) in sites {
             for work in &mut self.works {
                 let missing = work.missing(names)?;
-                work.site(stats, &missing, &context)?;
+                work.site(stats, &missing, &context, &mut self.effort)?;
             }
         }
         Ok(())

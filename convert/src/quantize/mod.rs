@@ -23,6 +23,7 @@ mod gptq;
 mod hessian;
 mod kmeans;
 mod linalg;
+mod spent;
 mod tile;
 mod two_sided;
 
@@ -43,6 +44,7 @@ pub use hessian::Prepared;
 
 use codebook::{Codebook, round_to_f16};
 use kmeans::KMeans;
+use spent::{Part, Spent};
 use tile::{Rounded, Tile};
 use two_sided::{OutputMetric, Refinement};
 
@@ -202,6 +204,7 @@ pub struct OutputHessian<'a> {
 pub struct Quantizer {
     settings: Settings,
     pool: rayon::ThreadPool,
+    spent: Spent,
 }
 
 impl Quantizer {
@@ -240,7 +243,16 @@ impl Quantizer {
             .num_threads(jobs)
             .build()
             .map_err(|source| QuantizeError::Threads { jobs, source })?;
-        Ok(Self { settings, pool })
+        Ok(Self {
+            settings,
+            pool,
+            spent: Spent::default(),
+        })
+    }
+
+    /// Seconds so far by part of the work, summed over threads.
+    pub fn seconds(&self) -> [(&'static str, f64); 4] {
+        self.spent.seconds()
     }
 
     /// Checks statistics and does the work that all matrices with these inputs share.
@@ -254,8 +266,8 @@ impl Quantizer {
         calibration: Calibration<'a>,
         method: Method,
     ) -> Result<Prepared<'a>, QuantizeError> {
-        self.pool
-            .install(|| Prepared::new(calibration, method, &self.settings))
+        let work = || Prepared::new(calibration, method, &self.settings);
+        self.pool.install(|| self.spent.time(Part::Factorize, work))
     }
 
     /// The tables alone: bit patterns of f16, as in [`LutMatrix::tables`].
@@ -270,7 +282,7 @@ impl Quantizer {
         let shape = self.shape(matrix, prepared)?;
         let book = self
             .pool
-            .install(|| kmeans_tables(matrix, shape, &prepared.weights))?;
+            .install(|| kmeans_tables(matrix, shape, &prepared.weights, &self.spent))?;
         let values = book.into_values().into_iter();
         Ok(values.map(|v| f16::from_f32(v).to_bits()).collect())
     }
@@ -289,7 +301,7 @@ impl Quantizer {
         let shape = self.shape(matrix, prepared)?;
         let metric = OutputMetric::new(output, matrix.name, matrix.rows, &self.settings)?;
         let (tables, rounded) = self.pool.install(|| {
-            let book = kmeans_tables(matrix, shape, &prepared.weights)?;
+            let book = kmeans_tables(matrix, shape, &prepared.weights, &self.spent)?;
             let refine = prepared.method == Method::TwoSided;
             let rounded: Vec<(Vec<f32>, Rounded)> =
                 Tile::cut(matrix, shape.group_rows, refine.then(|| metric.rows()))
@@ -299,14 +311,17 @@ impl Quantizer {
                             let rounded = tile.round_to_nearest(&book, &prepared.calibration);
                             return Ok((Vec::new(), rounded));
                         };
-                        let start = gptq::round(tile, &book, prepared, by);
+                        let round = || gptq::round(tile, &book, prepared, by);
+                        let start = self.spent.time(Part::Gptq, round);
                         if !refine {
                             return Ok((Vec::new(), start));
                         }
-                        let mut refinement =
-                            Refinement::new(tile, &book, &start, prepared, by.damping, &metric);
-                        refinement.run(&self.settings, matrix.name)?;
-                        Ok(refinement.finish())
+                        self.spent.time(Part::TwoSided, || {
+                            let mut refinement =
+                                Refinement::new(tile, &book, &start, prepared, by.damping, &metric);
+                            refinement.run(&self.settings, matrix.name)?;
+                            Ok(refinement.finish())
+                        })
                     })
                     .collect::<Result<_, QuantizeError>>()?;
             let (tables, rounded): (Vec<_>, Vec<_>) = rounded.into_iter().unzip();
@@ -369,6 +384,7 @@ fn kmeans_tables(
     matrix: Matrix<'_>,
     shape: LutShape,
     weights: &[f32],
+    spent: &Spent,
 ) -> Result<Codebook, QuantizeError> {
     let tables: Vec<Vec<f32>> = (0..shape.groups())
         .into_par_iter()
@@ -379,8 +395,8 @@ fn kmeans_tables(
                 let row = matrix.row(r).iter().copied();
                 row.zip(weights.iter().copied())
             });
-            kmeans
-                .solve(points, shape.entries())
+            spent
+                .time(Part::KMeans, || kmeans.solve(points, shape.entries()))
                 .into_iter()
                 .map(|value| round_to_f16(value, matrix.name, first_row))
                 .collect()

@@ -449,7 +449,7 @@ impl<'a> Refinement<'a> {
 mod tests {
     use super::*;
     use crate::quantize::testing::{Problem, Random, correlated_hessian};
-    use crate::quantize::{Method, OutputHessian, gptq, kmeans_tables};
+    use crate::quantize::{Method, OutputHessian, Spent, gptq, kmeans_tables};
     use anemone_schemas::lut::LutShape;
 
     #[test]
@@ -465,7 +465,13 @@ mod tests {
         let prepared = Prepared::new(problem.calibration(), Method::TwoSided, &settings).unwrap();
         let by = prepared.rounding.as_ref().unwrap();
         let shape = LutShape::new(96, 300, 4, 32).unwrap();
-        let book = kmeans_tables(problem.matrix(), shape, &prepared.weights).unwrap();
+        let book = kmeans_tables(
+            problem.matrix(),
+            shape,
+            &prepared.weights,
+            &Spent::default(),
+        )
+        .unwrap();
         let tile = &Tile::cut(problem.matrix(), 32, Some(96))[0];
         let start = gptq::round(tile, &book, &prepared, by);
         let mut state = Refinement::new(tile, &book, &start, &prepared, by.damping, &metric);

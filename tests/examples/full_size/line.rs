@@ -1,5 +1,5 @@
-//! A checkpoint of two layers through every command, and its programs through both
-//! runtimes.
+//! A checkpoint of some layers through every command: two whose programs go through both
+//! runtimes, or as many as the first and the last chunk of the model have.
 
 use std::error::Error;
 use std::fs;
@@ -30,14 +30,56 @@ const WIDTH: usize = 16;
 /// Relative distance of hidden states that f16 sums in Apple's products explain.
 const NEAR: f32 = 0.03;
 
+/// Two layers in two programs, which are also called.
 pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>> {
-    let [checkpoint, store, output] = ["checkpoint", "store", "model"].map(|n| folder.join(n));
+    let output = folder.join("model");
+    let manifest = convert(folder, &output, model, 2)?;
+    compare(&output, &manifest)?;
+    fs::remove_dir_all(&output)?;
+    Ok(())
+}
+
+/// The layers of the model's first and last chunk in two programs, opened by Apple's loader.
+pub(crate) fn chunks(folder: &Path, model: Published) -> Result<(), Box<dyn Error>> {
+    let spec = crate::spec(folder, model, model.layers)?;
+    let plan = crate::plan(&spec, Chunks::MaxBytes(crate::MAX_BYTES))?;
+    let [first, last] = [false, true].map(|last| crate::chunk(&plan, last).1.layers.len());
+    let output = folder.join("model");
+    let manifest = convert(folder, &output, model, first + last)?;
+    for (chunk, layers) in manifest.chunks.iter().zip([first, last]) {
+        assert_eq!(chunk.layers[1] - chunk.layers[0], layers);
+        let asset = output.join(&chunk.path);
+        let report = oracle::report(&asset, &[])?;
+        println!(
+            "{}: {layers} layers, {} bytes; Apple's loader finds {} functions, for OS {}",
+            chunk.path,
+            fs::metadata(asset.join("main.mlirb"))?.len(),
+            report.functions.len(),
+            report.compatibility.as_deref().unwrap_or("unknown")
+        );
+        for function in &chunk.functions {
+            assert!(report.functions.contains(&function.name));
+        }
+    }
+    fs::remove_dir_all(&output)?;
+    Ok(())
+}
+
+/// `synth`, `quantize`, `target` and `lint` as a user calls them; returns what the model
+/// folder `output` has.
+fn convert(
+    folder: &Path,
+    output: &Path,
+    model: Published,
+    layers: usize,
+) -> Result<Manifest, Box<dyn Error>> {
+    let [checkpoint, store] = ["checkpoint", "store"].map(|n| folder.join(n));
     let stop = Stop::default();
-    println!("{}, two layers", model.name);
+    println!("{}, {layers} layers", model.name);
     let step = Measure::start();
     let options = SynthOptions {
         like: model,
-        layers: Some(2),
+        layers: Some(layers),
         seed: 1,
         tokenizer: Some(shared("qwen3-tokenizer")),
         output: checkpoint.clone(),
@@ -64,7 +106,7 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
     fs::remove_dir_all(&checkpoint)?;
     let options = TargetOptions {
         store: store.clone(),
-        output: output.clone(),
+        output: output.to_path_buf(),
         name: model.name.into(),
         chunks: Chunks::Count(2),
         max_context: MAX_CONTEXT,
@@ -77,12 +119,10 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
     let manifest = target::run(&options, Ui::Quiet, &stop)?;
     println!("target: {}", step.end());
     fs::remove_dir_all(&store)?;
-    let report = lint_command::run(&output, &LintOptions::default())?;
+    let report = lint_command::run(output, &LintOptions::default())?;
     println!("lint: {} errors", report.errors());
     assert_eq!(report.errors(), 0, "{}", report.text());
-    compare(&output, &manifest)?;
-    fs::remove_dir_all(&output)?;
-    Ok(())
+    Ok(manifest)
 }
 
 /// Name, shape and values of the f16 inputs of a call at slot 0, but the hidden states.

@@ -1,6 +1,7 @@
 //! One store in the making.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use anemone_calib::Weights;
 use anemone_schemas::checkpoint::Checkpoint;
@@ -8,6 +9,7 @@ use anemone_schemas::exit::Exit;
 use anemone_schemas::store::{DenseElem, Key, StoreWriter};
 use half::f16;
 
+use super::effort::Effort;
 use super::recipe::Recipe;
 use super::rules::MatrixOptions;
 use super::statistics::{SiteStats, calibration};
@@ -63,6 +65,7 @@ impl Work<'_> {
         stats: &SiteStats,
         names: &[String],
         context: &Context<'_>,
+        effort: &mut Effort,
     ) -> Result<(), Error> {
         let Some(first) = names.first() else {
             return Ok(());
@@ -85,6 +88,7 @@ impl Work<'_> {
                 Some((.., prepared)) => prepared,
                 None => quantizer.prepare(calibration, options.method)?,
             };
+            let start = Instant::now();
             let (rows, cols, data) = load_matrix(context.checkpoint, name)?;
             let matrix = Matrix {
                 name,
@@ -105,6 +109,7 @@ impl Work<'_> {
                     .note(&format!("`{name}`: {why}; used {}", report.method));
             }
             self.writer.put_lut(name, &self.key(name), &lut, report)?;
+            effort.matrix(name, start);
             context.stage.step(name);
         }
         Ok(())
