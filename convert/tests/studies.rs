@@ -88,6 +88,34 @@ fn a_tuned_store_is_planned_to_the_byte_and_made_once() {
     assert!(contents(&output) != made, "the rate made no difference");
 }
 
+/// The row that `--tune-steps` adds is the command `tune`.
+#[test]
+fn a_comparison_may_have_a_tuned_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, output) = (tiny(), dir.path().join("compared"));
+    let args = ablate(text(&model), text(&output));
+    let tuned = ["--tokens", "3000", "--tune-steps", "2"];
+    let args = [&args[..], &tuned, &["--tune-tokens", "256"]].concat();
+    let planned = plan(&args);
+    let table = ok(&args);
+    assert_eq!(planned["output_bytes"], bytes(&output, &[".lut", ".bin"]));
+    let rows = table.lines().filter(|l| l.starts_with("| the same, tuned"));
+    assert_eq!(rows.count(), 2, "{table}");
+    let store = |name: &str| -> Value {
+        let path = output.join(name).join("store.json");
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    };
+    let (tuned, both) = (store("tuned"), store("both"));
+    assert_eq!(tuned["provenance"]["settings"]["tune_steps"], 2);
+    for (a, b) in
+        (tuned["matrices"].as_array().unwrap().iter()).zip(both["matrices"].as_array().unwrap())
+    {
+        let method = a["report"]["method"].as_str().unwrap();
+        assert_eq!(method.ends_with(", tuned"), a["name"] != "lm_head.weight");
+        assert_eq!(a["sha256"] == b["sha256"], a["name"] == "lm_head.weight");
+    }
+}
+
 #[test]
 fn a_comparison_is_planned_and_goes_on() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@
 //! full_size program FOLDER MODEL first|last
 //! full_size line FOLDER MODEL
 //! full_size chunks FOLDER MODEL
+//! full_size layer FOLDER MODEL
 //! full_size target FOLDER MODEL LAYERS CHUNKS
 //! ```
 //!
@@ -11,12 +12,15 @@
 //! weights (every index random, every table ascending), has Apple's loader open it, and
 //! says what it cost. `line` takes a checkpoint of two layers through the commands a
 //! user calls, and its two programs through both runtimes. `chunks` does the same with as
-//! many layers as the first and the last chunk have, and opens them in Apple's loader. `target` makes a whole random
-//! store of that many layers and measures the command beside what its `--dry-run` says.
-//! All leave nothing behind.
+//! many layers as the first and the last chunk have, and opens them in Apple's loader.
+//! `layer` measures `quantize` on one layer. `target` makes a whole random store of that
+//! many layers and measures the command beside what its `--dry-run` says. All leave nothing
+//! behind.
 
 #![allow(clippy::print_stdout, reason = "it reports to a terminal")]
 
+#[path = "full_size/layer.rs"]
+mod layer;
 #[path = "full_size/line.rs"]
 mod line;
 #[path = "full_size/measure.rs"]
@@ -74,11 +78,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         ["line", folder, model] => line::run(Path::new(folder), model.parse()?),
         ["chunks", folder, model] => line::chunks(Path::new(folder), model.parse()?),
+        ["layer", folder, model] => layer::run(Path::new(folder), model.parse()?),
         ["target", folder, model, layers, chunks] => {
             target::run(Path::new(folder), model.parse()?, layers.parse()?, chunks)
         }
         _ => Err("usage: full_size program FOLDER MODEL first|last, \
-             full_size line|chunks FOLDER MODEL, \
+             full_size line|chunks|layer FOLDER MODEL, \
              or full_size target FOLDER MODEL LAYERS CHUNKS"
             .into()),
     }

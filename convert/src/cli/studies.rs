@@ -53,6 +53,7 @@ impl TuneArgs {
         TuneOptions {
             model,
             store: self.store.clone(),
+            head: None,
             output: self.output.clone(),
             calibration: self.calibration.clone(),
             tokens: self.tokens,
@@ -89,6 +90,16 @@ pub(super) struct AblateArgs {
     /// Worker threads; the result does not depend on them.
     #[arg(short, long, default_value_t = threads())]
     jobs: usize,
+    /// Steps of `tune` on the last store, for a row of its own; 0 for none. It sees the
+    /// six-bit output layer.
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    tune_steps: usize,
+    /// Tokens of each of these steps.
+    #[arg(long, value_name = "TOKENS", default_value_t = 1536)]
+    tune_tokens: usize,
+    /// Rate of table values, in standard deviations of their table.
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3)]
+    tune_rate: f64,
     #[command(flatten)]
     pub(super) run: RunArgs,
 }
@@ -104,6 +115,9 @@ impl AblateArgs {
             eval_tokens: self.eval_tokens,
             window: self.window,
             jobs: self.jobs,
+            tune_steps: self.tune_steps,
+            tune_tokens: self.tune_tokens,
+            tune_rate: self.tune_rate,
         }
     }
 }

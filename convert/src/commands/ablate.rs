@@ -20,6 +20,7 @@ use super::eval::{self, Candidate, Entry};
 use super::quantize::{self, QuantizeOptions, Recipe};
 use super::target::store_spec;
 use super::text::{self, Budget, TextSource};
+use super::tune::{self, TuneOptions};
 use crate::error::Error;
 use crate::lower::StoreWeights;
 use crate::quantize::{Method, OUTPUT_ROWS, Settings};
@@ -51,6 +52,12 @@ pub struct AblateOptions {
     pub window: usize,
     /// Worker threads; the result does not depend on them.
     pub jobs: usize,
+    /// Steps of `tune` on top of the last store, for a row of its own; none if 0.
+    pub tune_steps: usize,
+    /// Tokens of each of them.
+    pub tune_tokens: usize,
+    /// Their rate.
+    pub tune_rate: f64,
 }
 
 /// A row of the table.
@@ -147,17 +154,24 @@ pub(crate) const REPORT_FILE: &str = "report.json";
 /// The same with plots.
 pub(crate) const PAGE_FILE: &str = "report.html";
 
-/// Folders of the stores in that of the command.
+/// Folder of the tuned store.
+const TUNED: &str = "tuned";
+
+/// Folders of the quantized stores in that of the command.
 pub(crate) fn store_names() -> impl Iterator<Item = &'static str> {
     STEPS.iter().map(|step| step.dir)
 }
 
 /// The stores that the command makes or uses again.
 pub(crate) fn stores(options: &AblateOptions) -> impl Iterator<Item = PathBuf> {
-    store_names().map(|name| options.output.join(name))
+    let tuned = (options.tune_steps > 0).then_some(TUNED);
+    store_names()
+        .chain(tuned)
+        .map(|name| options.output.join(name))
 }
 
-/// Models that are measured, and output layers of the last; the others have two.
+/// Models that are measured, without a tuned one, and output layers of the last; the others
+/// have two.
 pub(crate) const STUDENTS: [usize; 2] = [STEPS.len() + 1, HEADS.len()];
 
 /// What the stores are made by.
@@ -188,6 +202,13 @@ pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
 pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, QualityReport), Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let (stores, _) = quantize::run_all(&options.quantize(), &recipes(options), ui, stop)?;
+    let tuned = match options.tune() {
+        None => None,
+        Some(tune) => {
+            tune::run(&tune, ui, stop)?;
+            Some(Store::open(&tune.output)?)
+        }
+    };
     let tokenizer = text::open_tokenizer(&options.model)?;
     let budget = Budget {
         tokens: options.eval_tokens,
@@ -200,6 +221,9 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
         .iter()
         .map(|store: &Store| StoreWeights { store, spec: &spec })
         .collect();
+    let tuned = tuned
+        .as_ref()
+        .map(|store| StoreWeights { store, spec: &spec });
     let affine = AffineWeights {
         checkpoint: &checkpoint,
     };
@@ -223,6 +247,12 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
             candidate: Candidate::Heads(weights, heads),
         });
     }
+    if let Some(tuned) = &tuned {
+        entries.push(Entry {
+            name: "the same, tuned".to_string(),
+            candidate: Candidate::Heads(tuned, plain),
+        });
+    }
     let students = eval::measure(&checkpoint, &sets, &tokenizer, entries, ui, stop)?;
     let report = eval::report(&checkpoint, &sets, students);
     let lengths: Vec<Vec<usize>> = sets
@@ -233,6 +263,22 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
 }
 
 impl AblateOptions {
+    /// The training of the last store, with the six-bit output layer.
+    pub(crate) fn tune(&self) -> Option<TuneOptions> {
+        (self.tune_steps > 0).then(|| TuneOptions {
+            model: self.model.clone(),
+            store: self.output.join(STEPS[STEPS.len() - 1].dir),
+            head: Some(self.output.join(HEADS[0].1)),
+            output: self.output.join(TUNED),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            window: self.window,
+            steps: self.tune_steps,
+            step_tokens: self.tune_tokens,
+            rate: self.tune_rate,
+        })
+    }
+
     pub(crate) fn quantize(&self) -> QuantizeOptions {
         QuantizeOptions {
             model: self.model.clone(),

@@ -22,7 +22,7 @@ use anemone_calib::{
     Error as CalibError, Hidden, Kl, LinearGradient, Teacher, Weights, softmax_rows,
 };
 use anemone_schemas::checkpoint::Checkpoint;
-use anemone_schemas::spec::{FINAL_NORM, Linear, Norm, Site};
+use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, Norm, Site};
 use anemone_schemas::store::{Provenance, Store, StoreWriter};
 use serde::Serialize;
 
@@ -49,6 +49,8 @@ pub struct TuneOptions {
     pub model: PathBuf,
     /// Store to start from.
     pub store: PathBuf,
+    /// Store whose output layer the training sees; that of `store` if absent.
+    pub head: Option<PathBuf>,
     /// Store to make.
     pub output: PathBuf,
     /// Text to train on; empty for the built-in one.
@@ -89,6 +91,8 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Tuned>, 
         )));
     }
     let spec = store_spec(&store)?;
+    let head_store = options.head.as_deref().map(Store::open).transpose()?;
+    let new_student = || Student::new(&store, head_store.as_ref(), &spec);
     let tokenizer = text::open_tokenizer(&options.model)?;
     let budget = Budget {
         tokens: options.tokens,
@@ -120,6 +124,11 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Tuned>, 
     ] {
         provenance.settings.insert(key.to_string(), value);
     }
+    if let Some(head) = &head_store {
+        let record = head.manifest().matrices.iter().find(|m| m.name == LM_HEAD);
+        let key = record.map(|m| m.sha256.clone());
+        provenance.settings.insert("tune_head".into(), key.into());
+    }
     provenance.tool = crate::PRODUCER.to_string();
     if let Ok(done) = Store::open(&options.output)
         && done.manifest().provenance == provenance
@@ -140,7 +149,7 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Tuned>, 
         stop,
     };
     let head = run.teacher.head()?;
-    let mut student = Student::new(&store, &spec)?;
+    let mut student = new_student()?;
     let kept = run.finish(&held_out, run.teacher.weights(), "held out")?;
     let before = run.divergence(&student, &held_out, &kept, &head)?;
     let expected = run.finish(&windows, run.teacher.weights(), "teacher")?;
@@ -167,7 +176,7 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Tuned>, 
         ui.note(&format!(
             "KL on text kept out went from {before:.4} to {after:.4}: the tables stay as they were"
         ));
-        student = Student::new(&store, &spec)?;
+        student = new_student()?;
     }
     write(&student, &store, provenance, options)?;
     checkpoint.unchanged()?;

@@ -1,7 +1,7 @@
 //! The plans of `tune` and `ablate`.
 
 use anemone_schemas::checkpoint::Checkpoint;
-use anemone_schemas::spec::{LM_HEAD, Linear};
+use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::Store;
 
 use super::cost::{self, BASE_MEMORY, TEXT_MEMORY, layer_memory, layer_products, product};
@@ -30,6 +30,26 @@ pub fn tune(options: &TuneOptions) -> Result<Plan, Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let store = Store::open(&options.store)?;
     let spec = checkpoint.spec();
+    let files = list(store.dir()).map_err(|e| Error::io(store.dir(), &e))?;
+    let sizes = files
+        .iter()
+        .filter_map(|f| store.dir().join(f).metadata().ok());
+    let bytes = sizes.map(|meta| meta.len()).sum();
+    let mut steps = training(options, spec).to_vec();
+    steps.push(Step::new("tuned store", bytes, Work::default()));
+    let mut plan = Plan::new("tune", steps)?;
+    let tables = (store.manifest().matrices.iter())
+        .map(|m| (m.rows.div_ceil(m.group_rows) << m.bits) as u64)
+        .sum::<u64>();
+    plan.peak_memory = training_memory(options, spec, tables);
+    plan.output = Some(options.output.clone());
+    plan.notes
+        .push("what was trained is lost if it is interrupted: the same command begins anew".into());
+    Ok(plan)
+}
+
+/// What `tune` computes.
+fn training(options: &TuneOptions, spec: &ModelSpec) -> [Step; 3] {
     let window = options.window.min(spec.max_position);
     let layers = spec.layers as f64 * layer_products(spec, window);
     let head = product([spec.vocab, spec.hidden]);
@@ -38,51 +58,41 @@ pub fn tune(options: &TuneOptions) -> Result<Plan, Error> {
     // Forward, forward again on the way back, and two products for each there; the
     // teacher's output layer beside the student's three.
     let one_step = step_tokens * (4.0 * layers + 4.0 * head);
-    let files = list(store.dir()).map_err(|e| Error::io(store.dir(), &e))?;
-    let sizes = files
-        .iter()
-        .filter_map(|f| store.dir().join(f).metadata().ok());
-    let bytes = sizes.map(|meta| meta.len()).sum();
-    let mut plan = Plan::new(
-        "tune",
-        vec![
-            Step::new("teacher", 0, products(options.tokens as f64 * layers)),
-            Step::new(
-                "store on text kept out, before and after",
-                0,
-                products(2.0 * held_out * (layers + 2.0 * head)),
-            ),
-            Step::new(
-                format!("{} steps", options.steps),
-                0,
-                products(options.steps as f64 * one_step),
-            ),
-            Step::new("tuned store", bytes, Work::default()),
-        ],
-    )?;
-    let tables = (store.manifest().matrices.iter())
-        .map(|m| (m.rows.div_ceil(m.group_rows) << m.bits) as u64)
-        .sum::<u64>();
+    [
+        Step::new("teacher", 0, products(options.tokens as f64 * layers)),
+        Step::new(
+            "store on text kept out, before and after",
+            0,
+            products(2.0 * held_out * (layers + 2.0 * head)),
+        ),
+        Step::new(
+            format!("{} steps", options.steps),
+            0,
+            products(options.steps as f64 * one_step),
+        ),
+    ]
+}
+
+/// The most that `tune` holds, with so many values in tables.
+fn training_memory(options: &TuneOptions, spec: &ModelSpec, tables: u64) -> u64 {
+    let window = options.window.min(spec.max_position);
+    let step_tokens = options.step_tokens.min(options.tokens);
     let largest = Linear::ALL.iter().map(|l| product(l.shape(spec)) as u64);
     let largest = largest.max().unwrap_or(0);
     let row = spec.hidden as u64 * 4;
     // The inputs of all layers for a step, the teacher's end of all windows, two output
     // layers, and the logits of a window with their gradients.
     let states = step_tokens as u64 * row * (spec.layers as u64 + 4) + options.tokens as u64 * row;
-    let heads = 2 * head as u64 * 4;
+    let heads = 2 * product([spec.vocab, spec.hidden]) as u64 * 4;
     let logits = 4 * (window * spec.vocab * 4) as u64;
-    plan.peak_memory = BASE_MEMORY
+    BASE_MEMORY
         + TEXT_MEMORY
         + PER_VALUE * tables
         + states
         + heads
         + logits
         + 2 * layer_memory(spec)
-        + largest * 9;
-    plan.output = Some(options.output.clone());
-    plan.notes
-        .push("what was trained is lost if it is interrupted: the same command begins anew".into());
-    Ok(plan)
+        + largest * 9
 }
 
 /// The plan of `ablate`: one pair of passes, a store for each row, one evaluation.
@@ -133,11 +143,26 @@ pub fn ablate(options: &AblateOptions) -> Result<Plan, Error> {
     let tokens = (options.eval_tokens * cost::sets(&options.text)) as f64;
     let layers = spec.layers as f64 * layer_products(spec, window);
     let head = product([spec.vocab, spec.hidden]);
-    let [students, last] = STUDENTS;
-    let heads = 2 * (students - 1) + last;
+    let [mut students, last] = STUDENTS;
+    let mut heads = 2 * (students - 1) + last;
+    let mut tuned = Step::new("store `tuned`", 0, Work::default());
+    if let Some(tune) = options.tune() {
+        for step in training(&tune, spec) {
+            tuned.work.add(&step.work);
+        }
+        // The same matrices as in the store that it starts from.
+        tuned.bytes = stores.last().map_or(0, |s| s.bytes);
+        // Sixteen values for 32 rows.
+        let rows = Linear::ALL.iter().map(|l| l.shape(spec)[0]).sum::<usize>() * spec.layers;
+        peak_memory = peak_memory.max(training_memory(&tune, spec, rows as u64 / 2));
+        (students, heads) = (students + 1, heads + 2);
+    }
     let measured = tokens * ((students + 1) as f64 * layers + (heads + 1) as f64 * head);
     let mut steps = vec![passes];
     steps.extend(stores);
+    if tuned.bytes > 0 {
+        steps.push(tuned);
+    }
     steps.push(Step::new(
         format!("{heads} measurements"),
         0,

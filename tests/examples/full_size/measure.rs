@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A step that is being measured.
@@ -62,4 +63,41 @@ pub(crate) fn processor_time(stat: &str) -> Duration {
 
 fn own_time() -> Duration {
     processor_time(&fs::read_to_string("/proc/self/stat").unwrap_or_default())
+}
+
+/// The most that was seen of another process.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// Bytes in memory.
+    pub(crate) resident: u64,
+    /// Bytes in memory that are not pages of files.
+    pub(crate) own: u64,
+    processor: Duration,
+}
+
+impl Seen {
+    pub(crate) fn look(&mut self, process: &Path) {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let bytes = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key));
+            let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+            kib.unwrap_or(0) * 1024
+        };
+        self.resident = self.resident.max(bytes("VmHWM:"));
+        self.own = self.own.max(bytes("RssAnon:"));
+        let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+        self.processor = self.processor.max(processor_time(&stat));
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.2} s of processor time, {:.0} MB at most, {:.0} MB of them its own",
+            self.processor.as_secs_f64(),
+            self.resident as f64 / 1e6,
+            self.own as f64 / 1e6,
+        )
+    }
 }

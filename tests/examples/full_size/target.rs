@@ -11,6 +11,7 @@ use anemone_convert::synth::Published;
 use anemone_tests::reference::shared;
 use serde_json::Value;
 
+use crate::measure::Seen;
 use crate::store;
 
 /// What the command may take by its prediction, relative to the latter.
@@ -48,13 +49,7 @@ pub(crate) fn run(
     if !status.success() {
         return Err(format!("`target` ended with {status}").into());
     }
-    println!(
-        "target: {:.2} s, {:.2} s of processor time, {:.0} MB at most, {:.0} MB of them its own",
-        start.elapsed().as_secs_f64(),
-        seen.processor.as_secs_f64(),
-        seen.resident as f64 / 1e6,
-        seen.own as f64 / 1e6,
-    );
+    println!("target: {:.2} s, {seen}", start.elapsed().as_secs_f64());
     let memory = planned["peak_memory"].as_u64().ok_or("no peak memory")?;
     println!("predicted: {:.0} MB", memory as f64 / 1e6);
     for step in planned["steps"].as_array().ok_or("no steps")? {
@@ -85,29 +80,4 @@ fn command(store: &Path, output: &Path, chunks: &str) -> Result<Command, Box<dyn
     command.arg("target").arg(store).arg("--output").arg(output);
     command.args(["--chunks", chunks, "--max-context", "4096"]);
     Ok(command)
-}
-
-/// The most that was seen of a process.
-#[derive(Default)]
-struct Seen {
-    /// Bytes in memory.
-    resident: u64,
-    /// Bytes in memory that are not pages of files.
-    own: u64,
-    processor: Duration,
-}
-
-impl Seen {
-    fn look(&mut self, process: &Path) {
-        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
-        let bytes = |key: &str| {
-            let line = status.lines().find_map(|l| l.strip_prefix(key));
-            let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
-            kib.unwrap_or(0) * 1024
-        };
-        self.resident = self.resident.max(bytes("VmHWM:"));
-        self.own = self.own.max(bytes("RssAnon:"));
-        let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
-        self.processor = self.processor.max(crate::measure::processor_time(&stat));
-    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::lut::LutMatrix;
-use anemone_schemas::spec::{FINAL_NORM, ModelSpec};
+use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, ModelSpec};
 use anemone_schemas::store::{DenseElem, Key, Store, StoreWriter};
 use half::f16;
 use rayon::prelude::*;
@@ -39,12 +39,18 @@ impl Parameter {
 
 pub(super) struct Student<'a> {
     stored: StoreWeights<'a>,
+    /// Where the output layer is, if not there.
+    head: Option<StoreWeights<'a>>,
     parameters: BTreeMap<String, Parameter>,
     steps: i32,
 }
 
 impl<'a> Student<'a> {
-    pub(super) fn new(store: &'a Store, spec: &'a ModelSpec) -> Result<Self, Error> {
+    pub(super) fn new(
+        store: &'a Store,
+        head: Option<&'a Store>,
+        spec: &'a ModelSpec,
+    ) -> Result<Self, Error> {
         let mut parameters = BTreeMap::new();
         for name in matrices(spec.layers) {
             if store.dense(&name).is_ok() {
@@ -72,6 +78,7 @@ impl<'a> Student<'a> {
         }
         Ok(Self {
             stored: StoreWeights { store, spec },
+            head: head.map(|store| StoreWeights { store, spec }),
             parameters,
             steps: 0,
         })
@@ -220,7 +227,8 @@ impl Weights for Student<'_> {
 
     fn load(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), CalibError> {
         let Some(parameter) = self.parameters.get(name) else {
-            return self.stored.load(name);
+            let head = self.head.as_ref().filter(|_| name == LM_HEAD);
+            return head.unwrap_or(&self.stored).load(name);
         };
         if self.stored.store.lut(name).is_err() {
             return Ok((vec![parameter.values.len()], parameter.values.clone()));
