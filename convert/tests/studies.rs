@@ -93,9 +93,17 @@ fn a_tuned_store_is_planned_to_the_byte_and_made_once() {
 fn a_comparison_may_have_a_tuned_row() {
     let dir = tempfile::tempdir().unwrap();
     let (model, output) = (tiny(), dir.path().join("compared"));
-    let args = ablate(text(&model), text(&output));
-    let tuned = ["--tokens", "3000", "--tune-steps", "2"];
-    let args = [&args[..], &tuned, &["--tune-tokens", "256"]].concat();
+    let args = ["ablate", text(&model), "-o", text(&output)];
+    let size = [
+        "--tokens",
+        "3000",
+        "--window",
+        "128",
+        "--eval-tokens",
+        "256",
+    ];
+    let tuned = ["--tune-steps", "2", "--tune-tokens", "256"];
+    let args = [&args[..], &size, &tuned].concat();
     let planned = plan(&args);
     let table = ok(&args);
     assert_eq!(planned["output_bytes"], bytes(&output, &[".lut", ".bin"]));
