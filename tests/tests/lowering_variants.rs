@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use anemone_convert::error::Error;
 use anemone_convert::lower::{
-    ArgmaxForm, AttentionForm, CacheLayout, Forms, Prescale, Shapes, WeightSource, lower_chunk,
-    plan_chunks,
+    ArgmaxForm, AttentionForm, CacheLayout, Forms, Prescale, Shapes, SiluForm, WeightSource,
+    lower_chunk, plan_chunks,
 };
 use anemone_runtime::{Data, Program, Tensor};
 use anemone_schemas::aimodel::asset::{Metadata, write_asset};
@@ -446,6 +446,35 @@ fn spiky_logits(dir: &Path) -> Vec<f32> {
         .iter()
         .map(|row| factor * row[5])
         .collect()
+}
+
+/// The tanh form of SiLU gives a layer the same logits, in both runtimes.
+#[test]
+fn silu_by_tanh_is_silu() {
+    let dir = scratch("silu");
+    let programs = [SiluForm::Operation, SiluForm::Tanh].map(|silu| {
+        let forms = Forms {
+            silu,
+            ..Forms::default()
+        };
+        asset(&dir, &format!("{silu:?}"), 256, forms)
+    });
+    // Tokens of very different sizes; the norm makes gates of them all.
+    let call = Call::new(256, |row, c| {
+        ordinary(row, c) * 4f32.powi(row as i32 / 2 - 4)
+    });
+    let ours = programs.each_ref().map(|p| floats(&call.ours(p, "logits")));
+    assert!(ours[0] != ours[1], "the form made no difference");
+    for (name, found) in [
+        ("ours", &ours[1]),
+        (
+            "Apple's",
+            &call.apples(&programs[1], "logits", "out_logits").to_f32(),
+        ),
+    ] {
+        let far = distance(found, &ours[0]);
+        assert!(far < 5e-3, "{name}: {far}");
+    }
 }
 
 /// Where a cache lies must not change what is computed or what it holds.

@@ -32,6 +32,20 @@ pub(super) struct RunArgs {
     pub(super) overwrite: bool,
 }
 
+/// The text that statistics are taken from, or that is trained on.
+#[derive(Debug, Args)]
+pub(super) struct CalibrationArgs {
+    /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
+    #[arg(long = "calib", value_name = "FILE")]
+    pub(super) files: Vec<PathBuf>,
+    /// Calibration tokens at most.
+    #[arg(long, default_value_t = 32_768)]
+    pub(super) tokens: usize,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    pub(super) window: usize,
+}
+
 #[derive(Debug, Args)]
 pub(super) struct AnswersArgs {
     /// Checkpoint folder, or a quantized store, which is read faster.

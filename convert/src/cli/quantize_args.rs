@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::args::{RunArgs, threads};
+use super::args::{CalibrationArgs, RunArgs, threads};
 use crate::commands::quantize::{QuantizeOptions, Rule};
 use crate::quantize::Method;
 
@@ -58,15 +58,8 @@ pub(super) struct QuantizeArgs {
     /// `method` and `damping`, by commas. Repeatable; the last rule that gives an option counts.
     #[arg(long = "set", value_name = "REGEX=OPTIONS")]
     rules: Vec<Rule>,
-    /// Calibration text, `.txt` or chat `.jsonl`, repeatable; a built-in text if absent.
-    #[arg(long = "calib", value_name = "FILE")]
-    calibration: Vec<PathBuf>,
-    /// Calibration tokens at most.
-    #[arg(long, default_value_t = 32_768)]
-    tokens: usize,
-    /// Tokens per calibration window.
-    #[arg(long, default_value_t = 512)]
-    window: usize,
+    #[command(flatten)]
+    text: CalibrationArgs,
     /// Worker threads; the result does not depend on them.
     #[arg(short, long, default_value_t = threads())]
     jobs: usize,
@@ -96,9 +89,9 @@ impl QuantizeArgs {
             guided: self.guided,
             bits: self.bits,
             rules: self.rules.clone(),
-            calibration: self.calibration.clone(),
-            tokens: self.tokens,
-            window: self.window,
+            calibration: self.text.files.clone(),
+            tokens: self.text.tokens,
+            window: self.text.window,
             jobs: self.jobs,
             layers: self.layers,
             target_bpw: self.target_bpw,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anemone_memguard::Stop;
 use clap::Args;
 
-use super::args::{RunArgs, threads};
+use super::args::{CalibrationArgs, RunArgs, threads};
 use super::job::Job;
 use super::say::{agreed, json, print, write_page};
 use crate::commands::ablate::{self, AblateOptions};
@@ -26,15 +26,8 @@ pub(super) struct TuneArgs {
     /// Store to make.
     #[arg(short, long)]
     output: PathBuf,
-    /// Text to train on, repeatable; a built-in text if absent.
-    #[arg(long = "calib", value_name = "FILE")]
-    calibration: Vec<PathBuf>,
-    /// Tokens of that text at most.
-    #[arg(long, default_value_t = 32_768)]
-    tokens: usize,
-    /// Tokens per window.
-    #[arg(long, default_value_t = 512)]
-    window: usize,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
     /// Steps of the optimizer.
     #[arg(long, default_value_t = 32)]
     steps: usize,
@@ -55,9 +48,9 @@ impl TuneArgs {
             store: self.store.clone(),
             head: None,
             output: self.output.clone(),
-            calibration: self.calibration.clone(),
-            tokens: self.tokens,
-            window: self.window,
+            calibration: self.calibration.files.clone(),
+            tokens: self.calibration.tokens,
+            window: self.calibration.window,
             steps: self.steps,
             step_tokens: self.step_tokens,
             rate: self.rate,
@@ -72,21 +65,14 @@ pub(super) struct AblateArgs {
     /// Folder for the stores and `report.json`; stores already there are used again.
     #[arg(short, long)]
     output: PathBuf,
-    /// Calibration text, repeatable; a built-in text if absent.
-    #[arg(long = "calib", value_name = "FILE")]
-    calibration: Vec<PathBuf>,
-    /// Calibration tokens at most.
-    #[arg(long, default_value_t = 32_768)]
-    tokens: usize,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
     /// Evaluation text as `NAME=FILE` or `FILE`, repeatable; a built-in text if absent.
     #[arg(long, value_name = "TEXT")]
     text: Vec<TextSource>,
     /// Tokens of each evaluation set at most.
     #[arg(long, default_value_t = 8192)]
     eval_tokens: usize,
-    /// Tokens per window.
-    #[arg(long, default_value_t = 512)]
-    window: usize,
     /// Worker threads; the result does not depend on them.
     #[arg(short, long, default_value_t = threads())]
     jobs: usize,
@@ -109,11 +95,11 @@ impl AblateArgs {
         AblateOptions {
             model,
             output: self.output.clone(),
-            calibration: self.calibration.clone(),
-            tokens: self.tokens,
+            calibration: self.calibration.files.clone(),
+            tokens: self.calibration.tokens,
             text: self.text.clone(),
             eval_tokens: self.eval_tokens,
-            window: self.window,
+            window: self.calibration.window,
             jobs: self.jobs,
             tune_steps: self.tune_steps,
             tune_tokens: self.tune_tokens,

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::args::RunArgs;
 use crate::commands::target::TargetOptions;
 use crate::error::Error;
-use crate::lower::{ArgmaxForm, AttentionForm, CacheLayout, Chunks, Forms, Prescale};
+use crate::lower::{ArgmaxForm, AttentionForm, CacheLayout, Chunks, Forms, Prescale, SiluForm};
 
 #[derive(Debug, Args)]
 pub(super) struct TargetArgs {
@@ -49,6 +49,9 @@ pub(super) struct TargetArgs {
     /// numbers by the names of norm weights.
     #[arg(long, value_name = "FILE", conflicts_with = "norm_prescale")]
     norm_magnitudes: Option<PathBuf>,
+    /// SiLU of the MLP: as one operation, or by tanh for engines whose SiLU errs near zero.
+    #[arg(long, value_enum, default_value = "operation")]
+    silu: SiluArg,
     /// Memory layout of the caches.
     #[arg(long, value_enum, default_value = "interleaved")]
     cache_layout: CacheArg,
@@ -86,6 +89,14 @@ enum AttentionArg {
     Channel,
     /// Keys on the last axis.
     Row,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SiluArg {
+    /// The operation.
+    Operation,
+    /// x / 2 * (1 + tanh(x / 2)).
+    Tanh,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -143,6 +154,10 @@ impl TargetArgs {
                 AttentionArg::Row => AttentionForm::Row,
             },
             prescale: Prescale::None,
+            silu: match self.silu {
+                SiluArg::Operation => SiluForm::Operation,
+                SiluArg::Tanh => SiluForm::Tanh,
+            },
             cache_layout: match self.cache_layout {
                 CacheArg::Plain => CacheLayout::Plain,
                 CacheArg::Interleaved => CacheLayout::Interleaved,

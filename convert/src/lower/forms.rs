@@ -50,6 +50,17 @@ impl AttentionForm {
     }
 }
 
+/// How the MLP's SiLU is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SiluForm {
+    /// As one operation: the fastest, and exact on a CPU. The engine's is said to have a
+    /// large relative error near zero (apple/coreai-torch issue 21).
+    #[default]
+    Operation,
+    /// `x / 2 + x / 2 * tanh(x / 2)`, which is the same and is not turned back into it.
+    Tanh,
+}
+
 /// How the caches lie in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheLayout {
@@ -123,6 +134,8 @@ pub struct Forms {
     pub prescale: Prescale,
     /// Caches.
     pub cache_layout: CacheLayout,
+    /// SiLU.
+    pub silu: SiluForm,
 }
 
 /// Cuts `rows` into the fewest runs of at most [`MAX_HEAD_ROWS`] that are nearly

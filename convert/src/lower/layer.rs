@@ -4,6 +4,7 @@ use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::ValueId;
 
 use super::attention::Context;
+use super::forms::SiluForm;
 use super::weights::LinearWeights;
 
 /// Smallest positive f16, `2^-24`.
@@ -59,6 +60,19 @@ pub(super) fn rms_norm(
     g.broadcasting("mul", normed, weight)
 }
 
+fn silu(g: &mut GraphBuilder<'_>, form: SiluForm, x: ValueId) -> ValueId {
+    match form {
+        SiluForm::Operation => g.silu(x),
+        SiluForm::Tanh => {
+            let half = g.f16_scalar(0.5);
+            let half = g.broadcasting("mul", x, half);
+            let tanh = g.unary("tanh", half);
+            let product = g.binary("mul", half, tanh);
+            g.binary("add", half, product)
+        }
+    }
+}
+
 /// Attention and MLP with their residuals; `slot` is the layer's place in the
 /// chunk's caches.
 pub(super) fn decoder_layer(
@@ -91,7 +105,7 @@ pub(super) fn decoder_layer(
     let normed = rms_norm(g, x, 1, &weights.post_norm, spec.rms_eps);
     let gate = weights.gate.conv(g, normed);
     let up = weights.up.conv(g, normed);
-    let gate = g.silu(gate);
+    let gate = silu(g, ctx.shape().forms.silu, gate);
     let product = g.binary("mul", gate, up);
     let down = weights.down.conv(g, product);
     g.binary("add", x, down)

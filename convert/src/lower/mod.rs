@@ -46,7 +46,7 @@ pub(crate) use drafter::{DrafterPlan, lower_drafter};
 pub(crate) const MAGNITUDE_HEADROOM: f32 = 2.0;
 
 pub use forms::{
-    ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, shift_for,
+    ArgmaxForm, AttentionForm, CacheLayout, Forms, MAX_HEAD_ROWS, Prescale, SiluForm, shift_for,
 };
 pub use plan::{ChunkPlan, Chunks, TargetPlan, function_name, plan_chunks};
 pub(crate) use size::BASE_MEMORY;

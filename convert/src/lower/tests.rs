@@ -99,13 +99,17 @@ fn every_form() -> Vec<Forms> {
     ] {
         for attention in [AttentionForm::Channel, AttentionForm::Row] {
             for cache_layout in [CacheLayout::Plain, CacheLayout::Interleaved] {
-                for prescale in [Prescale::None, Prescale::Uniform(4)] {
+                for (prescale, silu) in [
+                    (Prescale::None, SiluForm::Tanh),
+                    (Prescale::Uniform(4), SiluForm::Operation),
+                ] {
                     all.push(Forms {
                         argmax,
                         valid_vocab: Some(4090),
                         attention,
                         prescale,
                         cache_layout,
+                        silu,
                     });
                 }
             }
