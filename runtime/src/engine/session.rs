@@ -275,6 +275,7 @@ impl Session {
                 drafted,
                 rows: plan.rows.len(),
                 tokens: walk.new.len() - lead.min(walk.right) + walk.side.iter().count(),
+                most: guesses.len() + 1,
                 verify: step.programs.as_secs_f64() * 1e3,
                 whole: whole.as_secs_f64() * 1e3,
             });
