@@ -1,9 +1,9 @@
 //! From a graph to a list of steps.
 //!
-//! Invoked graphs are compiled in place. Constants, table look-ups of constants
-//! and transposes of either stay symbolic until an operation reads them: a
-//! product with such weights becomes one step that reads the file's own bytes,
-//! and anything else gets the dense tensor. Operations on constants only are done
+//! Invoked graphs are compiled in place. Constants, table look-ups of constants,
+//! constant integers that are scaled, and transposes of these stay symbolic until
+//! an operation reads them: a product with such weights becomes one step that
+//! reads the file's own bytes, and anything else gets the dense tensor. Operations on constants only are done
 //! now, if the result is small.
 
 use std::collections::{HashMap, HashSet};
