@@ -239,9 +239,12 @@ fn tables_that_equal_the_models_are_shared() {
     }
     fs::write(dir.join("model.safetensors"), bytes).unwrap();
     let output = dir.join("folder");
+    let planned = plan::drafter(&options(&dir, output.clone())).unwrap();
     let manifest = convert(&options(&dir, output.clone()));
     let info = manifest.drafter.unwrap();
     assert_eq!(info.embedding.path, "drafter_embedding.f16");
+    let table = fs::metadata(output.join(&info.embedding.path)).unwrap();
+    assert_eq!(planned.steps[1].bytes, table.len());
     assert_eq!(info.head, DrafterHead::Own);
     verify::run(&output, Ui::Quiet).unwrap();
 }

@@ -5,6 +5,7 @@
 //! given another: the text is right and next to nothing is accepted. So whatever can be
 //! compared is compared before anything is written.
 
+mod form;
 mod matrices;
 mod place;
 mod weights;
@@ -25,7 +26,7 @@ use crate::lower::{DrafterPlan, lower_drafter};
 use crate::stop::Stop;
 use crate::ui::Ui;
 
-pub use matrices::WeightForm;
+pub use form::WeightForm;
 
 use matrices::Matrices;
 use place::Place;

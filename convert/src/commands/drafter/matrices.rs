@@ -1,22 +1,20 @@
 //! A drafter's matrices in the form the program keeps them.
 //!
 //! They go through a scratch file in blocks of rows, so that the largest costs no more
-//! memory than the smallest; those that get tables are read whole, one at a time. Every
-//! form has a length that the shape fixes, so a plan makes the same program without
-//! reading a matrix.
+//! memory than the smallest; those that get tables are read whole, one at a time.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anemone_schemas::aimodel::ir::{BlobData, Elem, Module};
+use anemone_schemas::aimodel::ir::{BlobData, Module};
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::drafter::DrafterCheckpoint;
-use anemone_schemas::lut::DEFAULT_GROUP_ROWS;
 use anemone_schemas::spec::LM_HEAD;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use super::form::{WeightForm, index};
 use crate::error::Error;
 use crate::lower::{Linear, Part};
 use crate::quantize::{Calibration, Matrix, Method, Quantizer, Settings};
@@ -26,76 +24,6 @@ use crate::stop::Stop;
 pub(super) const BLOCK: usize = 1 << 20;
 /// Largest entry of eight bits; its negative is the smallest.
 const LARGEST: f32 = 127.0;
-
-/// The form of a drafter's matrices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WeightForm {
-    /// Half precision.
-    #[default]
-    F16,
-    /// Tables of 16 values, one for each 32 rows.
-    Lut4,
-    /// Tables of 256 values, one for each 32 rows.
-    Lut8,
-    /// Eight-bit integers, and a factor in half precision for each row.
-    Int8,
-}
-
-impl WeightForm {
-    /// Its name in the manifest.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::Lut4 => "lut4-g32",
-            Self::Lut8 => "lut8-g32",
-            Self::Int8 => "int8-row",
-        }
-    }
-
-    /// Bits of an index, if it has tables.
-    fn bits(self) -> Option<u8> {
-        match self {
-            Self::F16 | Self::Int8 => None,
-            Self::Lut4 => Some(4),
-            Self::Lut8 => Some(8),
-        }
-    }
-
-    /// The form that a matrix of so many rows gets: one without whole tables stays f16.
-    fn of(self, rows: usize) -> Self {
-        if self.bits().is_some() && !rows.is_multiple_of(DEFAULT_GROUP_ROWS) {
-            return Self::F16;
-        }
-        self
-    }
-
-    /// A matrix in this form, lengths alone.
-    fn outline(self, [rows, cols]: [usize; 2]) -> Part {
-        let blob = |len: usize| BlobData::File {
-            path: PathBuf::new(),
-            offset: 0,
-            len: len as u64,
-        };
-        match self.bits() {
-            Some(bits) => Part::Lut {
-                elem: index(bits),
-                group_rows: DEFAULT_GROUP_ROWS,
-                indices: blob(rows * cols * usize::from(bits) / 8),
-                tables: blob((rows / DEFAULT_GROUP_ROWS * 2) << bits),
-            },
-            None if self == Self::Int8 => Part::Int8 {
-                entries: blob(rows * cols),
-                scales: blob(rows * 2),
-            },
-            None => Part::F16(blob(rows * cols * 2)),
-        }
-    }
-}
-
-/// Type of an index of so many bits.
-fn index(bits: u8) -> Elem {
-    if bits == 4 { Elem::Ui4 } else { Elem::Ui8 }
-}
 
 /// Where a matrix is read from.
 #[derive(Clone, Copy)]
@@ -407,12 +335,5 @@ mod tests {
                 assert!((kept - v).abs() <= bound, "{v} became {kept}");
             }
         }
-    }
-
-    #[test]
-    fn matrices_without_whole_tables_stay_f16_but_have_rows_to_scale() {
-        assert_eq!(WeightForm::Lut4.of(48), WeightForm::F16);
-        assert_eq!(WeightForm::Lut8.of(64), WeightForm::Lut8);
-        assert_eq!(WeightForm::Int8.of(48), WeightForm::Int8);
     }
 }
