@@ -387,7 +387,7 @@ fn rounded(row: &[f32]) -> Vec<f32> {
     row.iter().map(near).collect()
 }
 
-/// Integers are multiplied in place by our runtime, and made f16 first by Apple's.
+/// Our runtime multiplies integers in place; by the operation they are made f16 first.
 #[test]
 fn integers_guess_as_their_values_in_f16_do_in_both_runtimes() {
     let output = scratch("int8").join("folder");
@@ -406,8 +406,8 @@ fn integers_guess_as_their_values_in_f16_do_in_both_runtimes() {
     let found = ours(&output, &walk, &taps);
     check(&found, "integers, ours");
     check_kept(&walk, &found);
-    // Apple's runtime makes them f16 anew in every call. Its sums are f16 and ours, which
-    // they are held against, have other errors than the reference: more ties turn.
+    // Apple's sums are f16, and ours, which they are held against, are no f32 reference:
+    // more near ties turn. A part of the walk is enough, its runtime takes its time.
     let part = walk.first(APPLES_TEXTS);
     let found = apples(&output, &part, &taps[..APPLES_TEXTS]);
     println!("integers, Apple's: {found:?}");
