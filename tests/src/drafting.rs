@@ -108,6 +108,25 @@ impl Walk {
         }
     }
 
+    /// The walk with `guesses` in the place of what the reference says, one draft for each
+    /// cycle.
+    #[must_use]
+    pub fn told_by(mut self, guesses: &[Vec<Guess>]) -> Self {
+        for (cycle, guesses) in self.cycles.iter_mut().zip(guesses) {
+            let text = &self.texts[cycle.text];
+            let all = guesses.iter().map(|g| {
+                let [(two, p2), (three, p3)] = g.others;
+                ([g.id, two, three], [g.probability, p2, p3])
+            });
+            (cycle.ids, cycle.probabilities) = all.unzip();
+            let gaps = cycle.probabilities.iter();
+            cycle.gaps = gaps.map(|[a, b, c]| [(a / b).ln(), (b / c).ln()]).collect();
+            cycle.confidences = guesses.iter().map(|g| g.confidence).collect();
+            cycle.kept = kept(text, cycle.anchor, guesses);
+        }
+        self
+    }
+
     /// The cycles of a text.
     pub fn cycles_of(&self, text: usize) -> impl Iterator<Item = &Cycle> {
         self.cycles.iter().filter(move |c| c.text == text)
@@ -130,6 +149,12 @@ pub fn taps(weights: &dyn Weights, text: &[u32], layers: &[usize]) -> Vec<Vec<f1
         }
     }
     taps
+}
+
+/// Guesses that a text agrees with, up to the first that it does not.
+pub fn kept(text: &[u32], anchor: usize, guesses: &[Guess]) -> usize {
+    let agrees = |(j, g): &(usize, &Guess)| text.get(anchor + 1 + j) == Some(&g.id);
+    guesses.iter().enumerate().take_while(agrees).count()
 }
 
 /// How guesses compare with the reference's.
@@ -162,8 +187,7 @@ impl Agreement {
         assert_eq!(guesses.len(), cycle.ids.len());
         let text = &walk.texts[cycle.text];
         let place = format!("text {} position {}", cycle.text, cycle.anchor);
-        let agrees = |(j, g): &(usize, &Guess)| text.get(cycle.anchor + 1 + j) == Some(&g.id);
-        let kept = guesses.iter().enumerate().take_while(agrees).count();
+        let kept = kept(text, cycle.anchor, guesses);
         let [sum, cycles] = &mut self.kept[walk.domains[cycle.text]];
         (*sum, *cycles) = (*sum + kept, *cycles + 1);
         for (j, guess) in guesses.iter().enumerate() {
@@ -231,21 +255,34 @@ pub fn extend(
     }
 }
 
-/// Our runtime along a walk, with the taps of each text.
+/// What our runtime guesses along a walk, with the taps of each text: a draft for each
+/// cycle.
 ///
 /// # Panics
-/// If a draft fails, or differs by more than f16 explains.
-pub fn ours(folder: &Path, walk: &Walk, taps: &[Vec<Vec<f16>>]) -> Agreement {
+/// If a draft fails.
+pub fn our_guesses(folder: &Path, walk: &Walk, taps: &[Vec<Vec<f16>>]) -> Vec<Vec<Guess>> {
     let program = DrafterProgram::open(folder, 2).unwrap().expect("a drafter");
-    let mut found = Agreement::default();
+    let mut drafts = Vec::new();
     for (text, ids) in walk.texts.iter().enumerate() {
         let mut drafter = ProgramDrafter::new(&program);
         for cycle in walk.cycles_of(text) {
             let known = drafter.len();
             extend(&mut drafter, &taps[text], known, cycle.anchor, 64);
-            let guesses = drafter.propose(&ids[..=cycle.anchor], 64).unwrap();
-            found.add(walk, cycle, &guesses);
+            drafts.push(drafter.propose(&ids[..=cycle.anchor], 64).unwrap());
         }
+    }
+    drafts
+}
+
+/// Our runtime along a walk, with the taps of each text.
+///
+/// # Panics
+/// If a draft fails, or differs by more than f16 explains.
+pub fn ours(folder: &Path, walk: &Walk, taps: &[Vec<Vec<f16>>]) -> Agreement {
+    let drafts = our_guesses(folder, walk, taps);
+    let mut found = Agreement::default();
+    for (cycle, guesses) in walk.cycles.iter().zip(&drafts) {
+        found.add(walk, cycle, guesses);
     }
     found
 }

@@ -121,6 +121,8 @@ enum WeightArg {
     Lut4,
     /// 8-bit lookup tables, k-means without calibration.
     Lut8,
+    /// 8-bit integers with a scale for each row.
+    Int8,
 }
 
 impl DrafterArgs {
@@ -139,6 +141,7 @@ impl DrafterArgs {
                 WeightArg::F16 => WeightForm::F16,
                 WeightArg::Lut4 => WeightForm::Lut4,
                 WeightArg::Lut8 => WeightForm::Lut8,
+                WeightArg::Int8 => WeightForm::Int8,
             },
             jobs: self.jobs,
             overwrite: self.run.overwrite,

@@ -5,6 +5,8 @@
 //! given another: the text is right and next to nothing is accepted. So whatever can be
 //! compared is compared before anything is written.
 
+mod form;
+mod matrices;
 mod place;
 mod weights;
 
@@ -12,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anemone_schemas::aimodel::asset::{self, Metadata};
 use anemone_schemas::aimodel::check;
+use anemone_schemas::aimodel::encode::encoded_len;
 use anemone_schemas::aimodel::ir::Module;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::drafter::{self, DrafterCheckpoint, DrafterSpec};
@@ -23,8 +26,9 @@ use crate::lower::{DrafterPlan, lower_drafter};
 use crate::stop::Stop;
 use crate::ui::Ui;
 
-pub use weights::WeightForm;
+pub use form::WeightForm;
 
+use matrices::Matrices;
 use place::Place;
 use weights::Tables;
 
@@ -103,18 +107,12 @@ pub fn run(options: &DrafterOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Er
         ));
     }
     stage.step("tables");
-    let plan = DrafterPlan {
-        spec: checkpoint.spec().clone(),
-        contexts: manifest.contexts.clone(),
-        rows: ROWS,
-        prefill_rows: PREFILL_ROWS,
-    };
-    let mut module = Module::default();
+    let plan = plan(&checkpoint, &manifest);
     let head = tables.head(options.head)?;
-    let scratch = place.scratch().join("weights.f16");
-    let registered = tables.register(&mut module, head, options, &scratch, stop)?;
+    let scratch = place.scratch().join("weights");
+    let matrices = Matrices::new(options.weights, options.jobs, &scratch, stop)?;
+    let module = program(&tables, &plan, head, matrices)?;
     stage.step("weights");
-    lower_drafter(&mut module, &plan, &registered);
     check::check(&module)
         .map_err(|e| Error::new(Exit::Verification, format!("`{PROGRAM}`: {e}")))?;
     let metadata = Metadata {
@@ -144,6 +142,60 @@ pub fn run(options: &DrafterOptions, ui: Ui, stop: &Stop) -> Result<Manifest, Er
     let manifest = place.install(manifest)?;
     stage.step("manifest");
     Ok(manifest)
+}
+
+/// What the command will write, in bytes.
+pub(crate) struct Sizes {
+    /// The program file.
+    pub(crate) program: u64,
+    /// The drafter's own embedding table, where it is not the model's.
+    pub(crate) embedding: Option<u64>,
+}
+
+/// The sizes, exact: the program is made with matrices of which only the lengths are
+/// known, and measured.
+///
+/// # Errors
+/// As [`run`], but for what only the matrices' values show.
+pub(crate) fn sizes(options: &DrafterOptions) -> Result<Sizes, Error> {
+    let checkpoint = DrafterCheckpoint::open(&options.drafter)?;
+    let manifest = Manifest::read(&options.target)?;
+    fits(checkpoint.spec(), &manifest, options)?;
+    let model = options.model.as_deref();
+    let model = model.map(|dir| open_model(dir, &manifest)).transpose()?;
+    let mut tables = Tables::new(&checkpoint, &manifest, &options.target, model.as_ref());
+    tables.compare(&Stop::default())?;
+    let head = tables.head(options.head)?;
+    let matrices = Matrices::outlines(options.weights);
+    let module = program(&tables, &plan(&checkpoint, &manifest), head, matrices)?;
+    let table = manifest.embedding.shape.iter().product::<usize>() as u64 * 2;
+    Ok(Sizes {
+        program: encoded_len(&module).map_err(|e| Error::unexpected(&e))?,
+        embedding: (!tables.embedding_is_shared()).then_some(table),
+    })
+}
+
+/// What becomes of a drafter for the model of a folder.
+fn plan(checkpoint: &DrafterCheckpoint, folder: &Manifest) -> DrafterPlan {
+    DrafterPlan {
+        spec: checkpoint.spec().clone(),
+        contexts: folder.contexts.clone(),
+        rows: ROWS,
+        prefill_rows: PREFILL_ROWS,
+    }
+}
+
+/// The program over all weights of `tables`.
+fn program(
+    tables: &Tables<'_>,
+    plan: &DrafterPlan,
+    head: DrafterHead,
+    matrices: Matrices<'_>,
+) -> Result<Module, Error> {
+    let mut module = Module::default();
+    let weights = tables.register(&mut module, head, matrices)?;
+    lower_drafter(&mut module, plan, &weights);
+    Ok(module)
 }
 
 /// The manifest's section.

@@ -10,7 +10,7 @@ use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Site};
 
 use super::{Plan, Step, Work};
 use crate::commands::demo::DemoOptions;
-use crate::commands::drafter::DrafterOptions;
+use crate::commands::drafter::{self, DrafterOptions};
 use crate::commands::eval::EvalOptions;
 use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
@@ -238,21 +238,25 @@ pub fn target(options: &TargetOptions) -> Result<Plan, Error> {
     Ok(plan)
 }
 
-/// The plan of `drafter`. The program has at most the bytes of the drafter's checkpoint
-/// and of an output layer.
+/// The plan of `drafter`, exact to the byte of the program. For that, tables are compared
+/// with the model's as the command itself does.
 ///
 /// # Errors
-/// A target that is no model folder.
+/// As the command itself.
 pub fn drafter(options: &DrafterOptions) -> Result<Plan, Error> {
+    let sizes = drafter::sizes(options)?;
     let manifest = Manifest::read(&options.target)?;
     let m = &manifest.model;
     let table = (m.vocab * m.hidden) as u64 * 2;
-    let bytes = weights_len(&options.drafter) + table;
-    let hash = Work {
-        hashed: 2.0 * bytes as f64,
-        ..Work::default()
+    let step = |what, bytes: u64| {
+        let work = Work {
+            hashed: 2.0 * bytes as f64,
+            ..Work::default()
+        };
+        Step::new(what, bytes, work)
     };
-    let mut steps = vec![Step::new("drafter program", bytes, hash)];
+    let mut steps = vec![step("drafter program", sizes.program)];
+    steps.extend((sizes.embedding).map(|bytes| step("drafter's embedding", bytes)));
     if options.output.is_some() {
         let whole = manifest.files.values().map(|f| f.bytes).sum();
         steps.push(Step::new(
@@ -264,7 +268,7 @@ pub fn drafter(options: &DrafterOptions) -> Result<Plan, Error> {
     let mut plan = Plan::new("drafter", steps)?;
     // Tables are compared and converted in f32.
     plan.peak_memory = BASE_MEMORY + 2 * table;
-    plan.scratch_bytes = bytes;
+    plan.scratch_bytes = sizes.program;
     plan.output = Some(
         options
             .output

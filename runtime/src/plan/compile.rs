@@ -1,9 +1,9 @@
 //! From a graph to a list of steps.
 //!
-//! Invoked graphs are compiled in place. Constants, table look-ups of constants
-//! and transposes of either stay symbolic until an operation reads them: a
-//! product with such weights becomes one step that reads the file's own bytes,
-//! and anything else gets the dense tensor. Operations on constants only are done
+//! Invoked graphs are compiled in place. Constants, table look-ups of constants,
+//! constant integers that are scaled, and transposes of these stay symbolic until
+//! an operation reads them: a product with such weights becomes one step that
+//! reads the file's own bytes, and anything else gets the dense tensor. Operations on constants only are done
 //! now, if the result is small.
 
 use std::collections::{HashMap, HashSet};
@@ -374,45 +374,56 @@ impl Compiler<'_> {
             Ref::Lut(lut) => {
                 let indices = Ref::Constant(lut.indices.0, lut.indices.1.clone());
                 let table = Ref::Constant(lut.table.0, lut.table.1.clone());
-                let args = vec![self.value(&indices, place)?, self.value(&table, place)?];
-                let slot = self.slot();
-                self.steps.push(Step {
-                    kind: Kind::LutToDense(lut.axis, lut.shape.clone()),
-                    args: args
-                        .into_iter()
-                        .map(|slot| Arg { slot, last: false })
-                        .collect(),
-                    results: vec![Some(slot)],
-                    shapes: vec![lut.shape.clone()],
-                    tokens: None,
-                    place: lut.place.clone(),
-                });
-                slot
+                let kind = Kind::LutToDense(lut.axis, lut.shape.clone());
+                self.dense(kind, &[indices, table], &lut.shape, &lut.place)?
+            }
+            Ref::Scaled(scaled) => {
+                let constant = |(value, ty): &(_, TensorType)| Ref::Constant(*value, ty.clone());
+                let operands = scaled.operands.each_ref().map(constant);
+                self.dense(Kind::ShiftScale, &operands, &scaled.shape, &scaled.place)?
             }
             Ref::Transposed(inner) => {
-                let x = self.value(inner, place)?;
-                let slot = self.slot();
-                let shape = match &**inner {
+                let mut shape = match &**inner {
                     Ref::Constant(_, ty) => ty.dims().unwrap_or_default(),
                     Ref::Lut(lut) => lut.shape.clone(),
+                    Ref::Scaled(scaled) => scaled.shape.clone(),
                     _ => Vec::new(),
                 };
-                self.steps.push(Step {
-                    kind: Kind::Transpose(vec![1, 0]),
-                    args: vec![Arg {
-                        slot: x,
-                        last: false,
-                    }],
-                    results: vec![Some(slot)],
-                    shapes: vec![shape.into_iter().rev().collect()],
-                    tokens: None,
-                    place: place.clone(),
-                });
-                slot
+                shape.reverse();
+                let inner = std::slice::from_ref(&**inner);
+                self.dense(Kind::Transpose(vec![1, 0]), inner, &shape, place)?
             }
             Ref::Slot(_) | Ref::State(_) | Ref::Token => unreachable!("returned above"),
         };
         self.symbolic.insert(key, slot);
+        Ok(slot)
+    }
+
+    /// The slot of a step that makes a symbolic value dense.
+    fn dense(
+        &mut self,
+        kind: Kind,
+        operands: &[Ref],
+        shape: &[usize],
+        place: &Place,
+    ) -> Result<u32, ProgramError> {
+        let args: Result<Vec<Arg>, ProgramError> = (operands.iter())
+            .map(|r| {
+                Ok(Arg {
+                    slot: self.value(r, place)?,
+                    last: false,
+                })
+            })
+            .collect();
+        let slot = self.slot();
+        self.steps.push(Step {
+            kind,
+            args: args?,
+            results: vec![Some(slot)],
+            shapes: vec![shape.to_vec()],
+            tokens: None,
+            place: place.clone(),
+        });
         Ok(slot)
     }
 }

@@ -255,7 +255,7 @@ fn weight_matmul(
 }
 
 impl Shared {
-    fn weights(&self, w: &WeightsRef) -> Result<matmul::Weights<'_>, String> {
+    fn weights<'a>(&'a self, w: &'a WeightsRef) -> Result<matmul::Weights<'a>, String> {
         let bytes = |b| self.bytes(b).ok_or("the weights are not in memory");
         Ok(match *w {
             WeightsRef::Lut {
@@ -280,6 +280,16 @@ impl Shared {
                 let values: &[f16] = bytemuck::try_cast_slice(bytes(values)?)
                     .map_err(|e| format!("the weights are misaligned: {e}"))?;
                 let w = DenseWeights::new(rows, cols, DenseValues::F16(values));
+                matmul::Weights::Dense(w.map_err(|e| e.to_string())?)
+            }
+            WeightsRef::Int8 {
+                rows,
+                cols,
+                values,
+                ref scales,
+            } => {
+                let values = bytemuck::cast_slice(bytes(values)?);
+                let w = DenseWeights::new(rows, cols, DenseValues::I8 { values, scales });
                 matmul::Weights::Dense(w.map_err(|e| e.to_string())?)
             }
         })

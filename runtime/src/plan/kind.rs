@@ -123,7 +123,7 @@ pub(crate) enum Bytes {
 }
 
 /// Weights `[rows, cols]` in the program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum WeightsRef {
     Lut {
         rows: usize,
@@ -138,6 +138,13 @@ pub(crate) enum WeightsRef {
         rows: usize,
         cols: usize,
         values: Bytes,
+    },
+    /// Row-major bytes with a sign, and a factor for each row.
+    Int8 {
+        rows: usize,
+        cols: usize,
+        values: Bytes,
+        scales: Arc<[f32]>,
     },
 }
 

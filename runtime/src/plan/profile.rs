@@ -78,6 +78,7 @@ fn describe(step: &Step, live: Option<(usize, usize)>) -> (String, [usize; 3]) {
             rows, cols, bits, ..
         } => (rows, cols, usize::from(bits), format!("lut{bits}")),
         WeightsRef::Dense { rows, cols, .. } => (rows, cols, 16, "f16".to_owned()),
+        WeightsRef::Int8 { rows, cols, .. } => (rows, cols, 8, "int8".to_owned()),
     };
     let count = rows * cols;
     let results: usize = step.shapes.iter().flatten().product();

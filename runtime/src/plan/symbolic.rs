@@ -2,6 +2,7 @@
 //! that read them in place.
 
 use anemone_schemas::aimodel::ir::{Attr, AttrId, Elem, Op, TensorType};
+use half::f16;
 
 use super::kind::{Bytes, Kind, Place, WeightsRef};
 use crate::program::Shared;
@@ -15,7 +16,9 @@ pub(super) enum Ref {
     Constant(AttrId, TensorType),
     /// A table look-up of constants: indices, table, axis, dense shape.
     Lut(Box<Lut>),
-    /// A matrix of the two kinds above, transposed.
+    /// Integers of constants that are shifted and scaled.
+    Scaled(Box<Scaled>),
+    /// A matrix of the three kinds above, transposed.
     Transposed(Box<Self>),
 }
 
@@ -24,6 +27,14 @@ pub(super) struct Lut {
     pub(super) indices: (AttrId, TensorType),
     pub(super) table: (AttrId, TensorType),
     pub(super) axis: usize,
+    pub(super) shape: Vec<usize>,
+    pub(super) place: Place,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Scaled {
+    /// Integers, scales, and what is subtracted before and added after scaling.
+    pub(super) operands: [(AttrId, TensorType); 4],
     pub(super) shape: Vec<usize>,
     pub(super) place: Place,
 }
@@ -73,8 +84,8 @@ impl Shared {
         Some((kind, 0))
     }
 
-    /// The weights `[rows, cols]` as they lie in the program: f16, or f16 tables with
-    /// one block of indices per group of rows.
+    /// The weights `[rows, cols]` as they lie in the program: f16, f16 tables with one
+    /// block of indices per group of rows, or bytes with an f16 scale per row.
     fn weights_in_place(&self, r: &Ref, rows: usize, cols: usize) -> Option<WeightsRef> {
         match r {
             Ref::Constant(value, ty)
@@ -107,8 +118,34 @@ impl Shared {
                     indices: self.source(lut.indices.0),
                 })
             }
+            Ref::Scaled(scaled) => {
+                let [values, scales, before, after] = &scaled.operands;
+                let (by_row, elems) = (scales.1.dims()?, (values.1.elem, scales.1.elem));
+                let one_per_row = by_row.first() == Some(&rows) && scales.1.count() == Some(rows);
+                let unshifted = self.is_zero(before.0) && self.is_zero(after.0);
+                let halves = after.1.elem == Elem::F16;
+                if elems != (Elem::Si8, Elem::F16) || !one_per_row || !unshifted || !halves {
+                    return None;
+                }
+                let scales = self.bytes(self.source(scales.0))?.as_chunks().0;
+                Some(WeightsRef::Int8 {
+                    rows,
+                    cols,
+                    values: self.source(values.0),
+                    scales: scales
+                        .iter()
+                        .map(|&s| f16::from_le_bytes(s).to_f32())
+                        .collect(),
+                })
+            }
             _ => None,
         }
+    }
+
+    /// Whether a constant is one zero, repeated.
+    fn is_zero(&self, value: AttrId) -> bool {
+        matches!(self.module.attr(value), Attr::Dense { splat: true, bytes }
+            if bytes.iter().all(|&b| b == 0))
     }
 
     fn source(&self, value: AttrId) -> Bytes {
@@ -119,8 +156,8 @@ impl Shared {
     }
 }
 
-/// The value as a symbol, if it is one: a table look-up of constants, or a matrix
-/// of constants transposed.
+/// The value as a symbol, if it is one: a table look-up of constants, integers of
+/// constants scaled, or a matrix of constants transposed.
 pub(super) fn symbolic(kind: &Kind, args: &[Ref], place: &Place) -> Option<Ref> {
     match (kind, args) {
         (Kind::LutToDense(axis, shape), [Ref::Constant(i, it), Ref::Constant(t, tt), ..]) => {
@@ -132,11 +169,26 @@ pub(super) fn symbolic(kind: &Kind, args: &[Ref], place: &Place) -> Option<Ref> 
                 place: place.clone(),
             })))
         }
-        (Kind::Transpose(perm), [inner @ (Ref::Constant(..) | Ref::Lut(_)), ..])
-            if perm[..] == [1, 0] =>
-        {
-            Some(Ref::Transposed(Box::new(inner.clone())))
-        }
+        (
+            Kind::ShiftScale,
+            [
+                Ref::Constant(x, xt),
+                Ref::Constant(s, st),
+                Ref::Constant(b, bt),
+                Ref::Constant(a, at),
+            ],
+        ) => Some(Ref::Scaled(Box::new(Scaled {
+            operands: [(x, xt), (s, st), (b, bt), (a, at)].map(|(v, t)| (*v, t.clone())),
+            shape: xt.dims()?,
+            place: place.clone(),
+        }))),
+        (
+            Kind::Transpose(perm),
+            [
+                inner @ (Ref::Constant(..) | Ref::Lut(_) | Ref::Scaled(_)),
+                ..,
+            ],
+        ) if perm[..] == [1, 0] => Some(Ref::Transposed(Box::new(inner.clone()))),
         _ => None,
     }
 }

@@ -453,3 +453,53 @@ fn a_table_look_up_transposed_feeds_a_product_from_the_file() {
         assert!((a.to_f32() - b.to_f32()).abs() <= 2e-3 * b.to_f32().abs().max(0.5));
     }
 }
+
+/// Integers with a scale per row are read in place; those that are shifted as well are
+/// made dense. Both give the product with the values that they stand for.
+#[test]
+fn integers_scaled_by_row_feed_a_product_from_the_file() {
+    let (rows, cols) = (48, 64);
+    for shift in [0.0, 0.25] {
+        let mut m = Module::default();
+        let mut g = GraphBuilder::new(&mut m, "main", &[("x", tensor(Elem::F16, &[1, 3, cols]))]);
+        let entries: Vec<i8> = noise(rows * cols, 9)
+            .iter()
+            .map(|x| (x * 127.0) as i8)
+            .collect();
+        let scales: Vec<f32> = noise(rows, 4)
+            .iter()
+            .map(|x| f16::from_f32((x + 1.5) / 64.0).to_f32())
+            .collect();
+        let blob = g.module().add_blob(Blob {
+            key: "w".into(),
+            data: BlobData::Bytes(entries.iter().map(|&e| e as u8).collect()),
+        });
+        let (x, by_row) = (g.arg(0), [rows, 1]);
+        let values = g.constant_blob(TensorType::new(Elem::Si8, &[rows, cols]), blob);
+        let scale = g.f16s(&scales, &by_row);
+        let zero = g.full(Elem::Si8, &by_row, 0.0);
+        let after = g.full(Elem::F16, &by_row, shift);
+        let dense = g.blockwise_shift_scale(values, scale, zero, after);
+        let weight = g.transpose(dense, &[1, 0]);
+        let y = g.broadcasting_batch_matmul(x, weight);
+        g.finish(&[("y", y)], &[]);
+        let p = plan(&m, "main", 1);
+        let in_place = |s: &super::Step| matches!(s.kind, super::kind::Kind::WeightMatmul { .. });
+        assert_eq!(p.steps.iter().any(in_place), shift == 0.0);
+        let x = random(&[1, 3, cols], 3);
+        let out = p.run(&[("x", &x)], &mut []).unwrap();
+        let (x, y) = (x.as_f16().unwrap(), out[0].1.as_f16().unwrap());
+        for (i, y) in y.iter().enumerate() {
+            let (t, r) = (i / rows, i % rows);
+            let weight = |c: usize| scales[r] * f32::from(entries[r * cols + c]) + shift as f32;
+            let sum: f32 = (0..cols)
+                .map(|c| x[t * cols + c].to_f32() * weight(c))
+                .sum();
+            let bound = 4e-3 * sum.abs().max(1.0);
+            assert!(
+                (y.to_f32() - sum).abs() <= bound,
+                "{i}: {y}, expected {sum}"
+            );
+        }
+    }
+}

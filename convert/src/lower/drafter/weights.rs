@@ -82,6 +82,10 @@ enum Form {
         indices: BlobId,
         tables: BlobId,
     },
+    Int8 {
+        entries: BlobId,
+        scales: BlobId,
+    },
 }
 
 /// The bytes of a matrix, not yet in a module.
@@ -99,6 +103,13 @@ pub(crate) enum Part {
         indices: BlobData,
         /// fp16 tables.
         tables: BlobData,
+    },
+    /// Integers and what they are multiplied by.
+    Int8 {
+        /// Row-major, eight bits each.
+        entries: BlobData,
+        /// An fp16 factor for each row.
+        scales: BlobData,
     },
 }
 
@@ -126,6 +137,10 @@ impl Linear {
                 group_rows,
                 indices: blob(".indices", indices),
                 tables: blob(".tables", tables),
+            },
+            Part::Int8 { entries, scales } => Form::Int8 {
+                entries: blob(".entries", entries),
+                scales: blob(".scales", scales),
             },
         };
         Self { rows, cols, form }
@@ -155,6 +170,15 @@ impl Linear {
                 let of = TensorType::new(Elem::F16, &[groups, 1, entries, 1]);
                 let tables = g.constant_blob(of, *tables);
                 g.lut_to_dense(indices, tables, 0)
+            }
+            Form::Int8 { entries, scales } => {
+                let of = TensorType::new(Elem::Si8, &[self.rows, self.cols]);
+                let entries = g.constant_blob(of, *entries);
+                let by_row = [self.rows, 1];
+                let scales = g.constant_blob(TensorType::new(Elem::F16, &by_row), *scales);
+                let zero = g.full(Elem::Si8, &by_row, 0.0);
+                let shift = g.full(Elem::F16, &by_row, 0.0);
+                g.blockwise_shift_scale(entries, scales, zero, shift)
             }
         };
         let turned = g.transpose(dense, &[1, 0]);
