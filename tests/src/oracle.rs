@@ -132,17 +132,20 @@ pub fn report(asset: &Path, calls: &[Call]) -> Result<Report> {
     let filling = scratch.path().join("fill.aimodel");
     let fillers = fill::write(asset, &filling)?;
     let (calls, tensors) = encode_calls(calls);
+    let constrained = !fillers.is_empty();
     let job = json!({ "calls": calls, "filling": filling, "fillers": fillers });
     tensor::write_file(&request, &job, &tensors)?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/oracle/run_program.py");
-    let output = Command::new(&python)
-        .arg(script)
-        .args([asset, &request, &response])
+    let mut command = Command::new(&python);
+    command.arg(script).args([asset, &request, &response]);
+    if constrained {
         // When the wheel (1.0.0b3, Linux) copies a state with eight channels interleaved,
         // the last seven elements keep what the memory held: channels of the last slot
         // of the last layer. Masked slots may hold anything but NaN, so glibc is told to
         // hand out zeros (the complement of this byte).
-        .env("MALLOC_PERTURB_", "255")
+        command.env("MALLOC_PERTURB_", "255");
+    }
+    let output = command
         .output()
         .map_err(|e| format!("cannot start `{}`: {e}", python.display()))?;
     // The wheel sometimes aborts while it shuts down, after the response is there.
