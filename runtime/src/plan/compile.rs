@@ -3,8 +3,8 @@
 //! Invoked graphs are compiled in place. Constants, table look-ups of constants,
 //! constant integers that are scaled, and transposes of these stay symbolic until
 //! an operation reads them: a product with such weights becomes one step that
-//! reads the file's own bytes, and anything else gets the dense tensor. Operations on constants only are done
-//! now, if the result is small.
+//! reads the file's own bytes, and anything else gets the dense tensor. Operations
+//! on constants only are done now, if the result is small.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
