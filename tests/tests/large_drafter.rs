@@ -63,11 +63,14 @@ fn guesses_of_the_small_drafter_are_those_of_the_reference() {
     let theirs = apples(&output, &part, &taps[..part.texts.len()]);
     let (seconds, drafts) = (start.elapsed().as_secs_f64(), part.cycles.len());
     println!("Apple's runtime: {drafts} drafts in {seconds:.0} s");
-    for (who, found) in [("ours", found), ("Apple's", theirs)] {
+    // First choices differ at near ties only: one in a hundred, or two of a short text; with
+    // Apple's sums, which are f16 over 512 and more products, one in fifty.
+    for (who, found, one_in, probability) in
+        [("ours", found, 100, 0.03), ("Apple's", theirs, 50, 0.06)]
+    {
         println!("{who}: {found:?}, kept in the mean {:.3?}", found.means());
-        // One in a hundred, or two of a short text; all of them are near ties.
-        assert!(found.firsts * 100 <= found.guesses.max(200));
-        assert!(found.probability <= 0.03 && found.confidence <= 0.03);
+        assert!(found.firsts * one_in <= found.guesses.max(2 * one_in));
+        assert!(found.probability <= probability && found.confidence <= 0.03);
     }
 }
 
