@@ -140,6 +140,13 @@ impl Student {
     }
 }
 
+/// Writes a report, atomically.
+fn write_json(path: &Path, report: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_string_pretty(report).map_err(io::Error::other)?;
+    text.push('\n');
+    atomic::write_bytes(path, text.as_bytes())
+}
+
 impl QualityReport {
     /// Reads a report.
     ///
@@ -163,9 +170,7 @@ impl QualityReport {
     /// # Errors
     /// Any I/O error.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let mut text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
-        text.push('\n');
-        atomic::write_bytes(path, text.as_bytes())
+        write_json(path, self)
     }
 
     /// The measures as Markdown: a table with a row per student, KL and top-1 agreement

@@ -8,7 +8,6 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::atomic;
 use crate::store::MatrixReport;
 
 /// The report of `quantize`: its times, which a store does not hold because two runs
@@ -62,8 +61,6 @@ impl QuantizeReport {
     /// # Errors
     /// As the file system's.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let mut text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
-        text.push('\n');
-        atomic::write_bytes(path, text.as_bytes())
+        super::write_json(path, self)
     }
 }

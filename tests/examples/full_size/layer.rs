@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anemone_convert::stop::Stop;
 use anemone_convert::synth::{self, Published, SynthOptions};
@@ -41,25 +41,14 @@ pub(crate) fn run(folder: &Path, model: Published) -> Result<(), Box<dyn Error>>
     let example = std::env::current_exe()?;
     let bin = example.parent().and_then(Path::parent).ok_or("no folder")?;
     let start = Instant::now();
-    let mut child = Command::new(bin.join("anemone-convert"))
+    let child = Command::new(bin.join("anemone-convert"))
         .arg("quantize")
         .args([&checkpoint, Path::new("--output"), &store])
         .args([Path::new("--report"), &report])
         .args(["--tokens", &TOKENS.to_string(), "--window", "512"])
         .stdout(Stdio::null())
         .spawn()?;
-    let process = PathBuf::from(format!("/proc/{}", child.id()));
-    let mut seen = Seen::default();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        seen.look(&process);
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    if !status.success() {
-        return Err(format!("`quantize` ended with {status}").into());
-    }
+    let seen = Seen::watch(child, 5)?;
     println!("{}, one layer, {TOKENS} tokens: {seen}", model.name);
     println!("wall: {:.0} s", start.elapsed().as_secs_f64());
     let made = QuantizeReport::read(&report)?;

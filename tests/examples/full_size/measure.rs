@@ -1,8 +1,10 @@
 //! Time and memory of one step of this process, from Linux's `/proc`.
 
+use std::error::Error;
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// A step that is being measured.
@@ -76,7 +78,23 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    pub(crate) fn look(&mut self, process: &Path) {
+    /// Looks at a child until it ends, so many milliseconds apart; fails if it fails.
+    pub(crate) fn watch(mut child: Child, pause: u64) -> Result<Self, Box<dyn Error>> {
+        let process = PathBuf::from(format!("/proc/{}", child.id()));
+        let mut seen = Self::default();
+        loop {
+            if let Some(status) = child.try_wait()? {
+                if status.success() {
+                    return Ok(seen);
+                }
+                return Err(format!("the command ended with {status}").into());
+            }
+            seen.look(&process);
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+    }
+
+    fn look(&mut self, process: &Path) {
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
         let bytes = |key: &str| {
             let line = status.lines().find_map(|l| l.strip_prefix(key));

@@ -2,9 +2,9 @@
 
 use std::error::Error;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anemone_convert::lower::Chunks;
 use anemone_convert::synth::Published;
@@ -33,22 +33,11 @@ pub(crate) fn run(
         .stderr(Stdio::inherit())
         .output()?;
     let planned: Value = serde_json::from_slice(&planned.stdout)?;
-    let mut child = command(&weights, &output, chunks)?
+    let start = Instant::now();
+    let child = command(&weights, &output, chunks)?
         .stdout(Stdio::null())
         .spawn()?;
-    let start = Instant::now();
-    let process = PathBuf::from(format!("/proc/{}", child.id()));
-    let mut seen = Seen::default();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        seen.look(&process);
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    if !status.success() {
-        return Err(format!("`target` ended with {status}").into());
-    }
+    let seen = Seen::watch(child, 1)?;
     println!("target: {:.2} s, {seen}", start.elapsed().as_secs_f64());
     let memory = planned["peak_memory"].as_u64().ok_or("no peak memory")?;
     println!("predicted: {:.0} MB", memory as f64 / 1e6);
