@@ -12,6 +12,7 @@ use anemone_schemas::store;
 
 use crate::commands::ablate;
 use crate::commands::package::BUNDLE_FILE;
+use crate::commands::refine;
 use crate::commands::target::TOKENIZER_DIR;
 use crate::commands::travels_with_model;
 use crate::error::Error;
@@ -130,9 +131,10 @@ impl Kind {
 }
 
 /// What `quantize` puts beside matrices and tensors.
-const STORE_FILES: [&str; 7] = [
-    // Scratch of the backward pass.
+const STORE_FILES: [&str; 8] = [
+    // Scratch of the backward pass, and of `refine`.
     "hidden.partial",
+    refine::SCRATCH,
     "model_spec.json",
     "norm_magnitudes.json",
     "fp16_magnitudes.json",

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{assert_same, command, killed, ok, run, text, tiny};
+use common::{assert_same, killed, ok, run, text, tiny};
 
 fn quantize_args<'a>(model: &'a str, store: &'a str, jobs: &'a str) -> Vec<&'a str> {
     vec![
@@ -47,78 +47,6 @@ fn bytes_do_not_depend_on_run_or_jobs() {
     let again = ok(&quantize_args(text(&model), text(&at("s1")), "2"));
     assert!(again.is_empty());
     assert_same(&at("s1"), &at("s2"));
-}
-
-#[test]
-fn tuning_lowers_the_divergence_to_the_same_bytes_with_any_number_of_threads() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = tiny();
-    let store = dir.path().join("store");
-    ok(&[
-        "--quiet",
-        "quantize",
-        text(&model),
-        "-o",
-        text(&store),
-        "--method",
-        "kmeans",
-        "--guided",
-        "false",
-        "--tokens",
-        "2048",
-        "--window",
-        "128",
-        "--set",
-        "lm_head=bits=6",
-    ]);
-    let tuned = |threads: &str| {
-        let output = dir.path().join(threads);
-        let args = [
-            "--quiet",
-            "tune",
-            text(&model),
-            "--store",
-            text(&store),
-            "-o",
-            text(&output),
-            "--tokens",
-            "6000",
-            "--window",
-            "128",
-            "--steps",
-            "8",
-            "--step-tokens",
-            "640",
-            "--rate",
-            "0.01",
-        ];
-        let out = command()
-            .args(args)
-            .env("RAYON_NUM_THREADS", threads)
-            .output()
-            .unwrap();
-        let said = String::from_utf8(out.stdout).unwrap();
-        assert!(
-            out.status.success(),
-            "{}",
-            String::from_utf8_lossy(&out.stderr)
-        );
-        let numbers: Vec<f64> = said
-            .split_whitespace()
-            .filter_map(|w| w.parse().ok())
-            .collect();
-        let [before, after] = numbers[..] else {
-            panic!("{said}");
-        };
-        assert!(after < 0.97 * before, "{said}");
-        output
-    };
-    let (one, two) = (tuned("1"), tuned("2"));
-    assert_same(&one, &two);
-    // It can be lowered like any other store.
-    let folder = dir.path().join("folder");
-    ok(&target_args(text(&one), text(&folder)));
-    assert!(accepted(&folder));
 }
 
 fn accepted(folder: &Path) -> bool {

@@ -39,7 +39,7 @@ use job::{Job, LockArgs};
 use messages::MessageArgs;
 use quantize_args::QuantizeArgs;
 use say::{agreed, dry_package, json, print, show, write_page};
-use studies::{AblateArgs, TuneArgs};
+use studies::{AblateArgs, RefineArgs, TuneArgs};
 use target_args::{LayoutArg, TargetArgs};
 
 /// Converts a bf16 Hugging Face checkpoint into a model folder for the Apple Neural
@@ -81,6 +81,8 @@ enum Command {
     Drafter(DrafterArgs),
     /// Measure KL divergence and top-1 agreement against the bf16 checkpoint.
     Eval(EvalArgs),
+    /// Choose codes and tables of a store again, by the gradient of the whole model.
+    Refine(RefineArgs),
     /// Train table values and norm weights of a store a little against the bf16 model.
     Tune(TuneArgs),
     /// Measure what each step of the quantizer is worth on a model.
@@ -257,6 +259,11 @@ fn run(cli: &Cli, ui: Ui) -> Result<(), Error> {
             })?;
             if let Some(limit) = a.max_kl {
                 say::require_quality(&report, limit)?;
+            }
+        }
+        Command::Refine(a) => {
+            if let Some(model) = checkpoint(&a.model, a.run.dry_run, a.run.json, ui, &stop)? {
+                studies::refine(a, model, &start, ui, &stop)?;
             }
         }
         Command::Tune(a) => {

@@ -9,12 +9,63 @@ use super::args::{CalibrationArgs, RunArgs, threads};
 use super::job::Job;
 use super::say::{agreed, json, print, write_page};
 use crate::commands::ablate::{self, AblateOptions};
+use crate::commands::refine::{self, RefineOptions};
 use crate::commands::text::TextSource;
 use crate::commands::tune::{self, TuneOptions};
 use crate::error::Error;
 use crate::output::{self, Kind};
 use crate::plan;
 use crate::ui::Ui;
+
+/// What `refine` does unless it is told otherwise.
+const REFINE_TOKENS: usize = 4096;
+const REFINE_RATE: f64 = 0.03;
+
+#[derive(Debug, Args)]
+pub(super) struct RefineArgs {
+    /// The bf16 model: checkpoint folder, or `owner/name[@revision]` on the Hub.
+    pub(super) model: PathBuf,
+    /// Store to start from.
+    #[arg(long)]
+    store: PathBuf,
+    /// Store to make.
+    #[arg(short, long)]
+    output: PathBuf,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
+    /// Rounds, each with a gradient of its own.
+    #[arg(long, default_value_t = 32)]
+    rounds: usize,
+    /// Tokens per round.
+    #[arg(long, default_value_t = REFINE_TOKENS)]
+    round_tokens: usize,
+    /// How far the first round goes, relative to what rounding left; later ones less.
+    #[arg(long, default_value_t = REFINE_RATE)]
+    rate: f64,
+    /// Worker threads; the result does not depend on them.
+    #[arg(short, long, default_value_t = threads())]
+    jobs: usize,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+}
+
+impl RefineArgs {
+    fn options(&self, model: PathBuf) -> RefineOptions {
+        RefineOptions {
+            model,
+            store: self.store.clone(),
+            head: None,
+            output: self.output.clone(),
+            calibration: self.calibration.files.clone(),
+            tokens: self.calibration.tokens,
+            window: self.calibration.window,
+            rounds: self.rounds,
+            round_tokens: self.round_tokens,
+            rate: self.rate,
+            jobs: self.jobs,
+        }
+    }
+}
 
 #[derive(Debug, Args)]
 pub(super) struct TuneArgs {
@@ -76,8 +127,17 @@ pub(super) struct AblateArgs {
     /// Worker threads; the result does not depend on them.
     #[arg(short, long, default_value_t = threads())]
     jobs: usize,
-    /// Steps of `tune` on the last store, for a row of its own; 0 for none. It sees the
-    /// six-bit output layer.
+    /// Rounds of `refine` on the last store, for a row of its own; 0 for none. The model has
+    /// the six-bit output layer meanwhile.
+    #[arg(long, value_name = "ROUNDS", default_value_t = 0)]
+    refine_rounds: usize,
+    /// Tokens of each of these rounds.
+    #[arg(long, value_name = "TOKENS", default_value_t = REFINE_TOKENS)]
+    refine_tokens: usize,
+    /// How far the first of them goes.
+    #[arg(long, value_name = "RATE", default_value_t = REFINE_RATE)]
+    refine_rate: f64,
+    /// Steps of `tune` on top of that, for another row; 0 for none.
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     tune_steps: usize,
     /// Tokens of each of these steps.
@@ -101,6 +161,9 @@ impl AblateArgs {
             eval_tokens: self.eval_tokens,
             window: self.calibration.window,
             jobs: self.jobs,
+            refine_rounds: self.refine_rounds,
+            refine_tokens: self.refine_tokens,
+            refine_rate: self.refine_rate,
             tune_steps: self.tune_steps,
             tune_tokens: self.tune_tokens,
             tune_rate: self.tune_rate,
@@ -135,6 +198,34 @@ pub(super) fn tune(
         format!(
             "KL on text kept out of training: {:.4} before, {:.4} after",
             tuned.before, tuned.after
+        )
+    })
+}
+
+/// Runs `refine` on a checkpoint that is here.
+pub(super) fn refine(
+    args: &RefineArgs,
+    model: PathBuf,
+    start: Start<'_>,
+    ui: Ui,
+    stop: &Stop,
+) -> Result<(), Error> {
+    let options = args.options(model);
+    let inputs = [&options.model, &options.store];
+    let plan = plan::refine(&options)?;
+    if !agreed(plan, &args.run, &options.output, Kind::Store, &inputs)? {
+        return Ok(());
+    }
+    let _job = start(&format!("refine {}", options.store.display()))?;
+    let Some(refined) = refine::run(&options, ui, stop)? else {
+        return Ok(());
+    };
+    print(&if args.run.json {
+        json(&refined)?
+    } else {
+        format!(
+            "KL on text kept out of the rounds: {:.4} before, {:.4} after",
+            refined.before, refined.after
         )
     })
 }

@@ -18,6 +18,7 @@ use anemone_schemas::store::Store;
 use super::affine::AffineWeights;
 use super::eval::{self, Candidate, Entry};
 use super::quantize::{self, QuantizeOptions, Recipe};
+use super::refine::{self, RefineOptions};
 use super::target::store_spec;
 use super::text::{self, Budget, TextSource};
 use super::tune::{self, TuneOptions};
@@ -52,7 +53,13 @@ pub struct AblateOptions {
     pub window: usize,
     /// Worker threads; the result does not depend on them.
     pub jobs: usize,
-    /// Steps of `tune` on top of the last store, for a row of its own; none if 0.
+    /// Rounds of `refine` on the last store, for a row of its own; none if 0.
+    pub refine_rounds: usize,
+    /// Tokens of each of them.
+    pub refine_tokens: usize,
+    /// Their rate.
+    pub refine_rate: f64,
+    /// Steps of `tune` on top of that, for another row; none if 0.
     pub tune_steps: usize,
     /// Tokens of each of them.
     pub tune_tokens: usize,
@@ -154,23 +161,24 @@ pub(crate) const REPORT_FILE: &str = "report.json";
 /// The same with plots.
 pub(crate) const PAGE_FILE: &str = "report.html";
 
-/// Folder of the tuned store.
-const TUNED: &str = "tuned";
+/// Rows that go on from the last store, where they are asked for: name and folder.
+const REFINED: (&str, &str) = ("the same, refined", "refined");
+const TUNED: (&str, &str) = ("the same, tuned", "tuned");
 
-/// Folders of the quantized stores in that of the command.
+/// Folders of the stores in that of the command.
 pub(crate) fn store_names() -> impl Iterator<Item = &'static str> {
-    STEPS.iter().map(|step| step.dir)
+    let further = [REFINED.1, TUNED.1];
+    STEPS.iter().map(|step| step.dir).chain(further)
 }
 
 /// The stores that the command makes or uses again.
 pub(crate) fn stores(options: &AblateOptions) -> impl Iterator<Item = PathBuf> {
-    let tuned = (options.tune_steps > 0).then_some(TUNED);
-    store_names()
-        .chain(tuned)
-        .map(|name| options.output.join(name))
+    let further = options.further().map(|(_, dir)| dir);
+    let names = STEPS.iter().map(|step| step.dir).chain(further);
+    names.map(|name| options.output.join(name))
 }
 
-/// Models that are measured, without a tuned one, and output layers of the last; the others
+/// Models that are measured, without refined and tuned ones, and output layers of the last; the others
 /// have two.
 pub(crate) const STUDENTS: [usize; 2] = [STEPS.len() + 1, HEADS.len()];
 
@@ -202,13 +210,15 @@ pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
 pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, QualityReport), Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let (stores, _) = quantize::run_all(&options.quantize(), &recipes(options), ui, stop)?;
-    let tuned = match options.tune() {
-        None => None,
-        Some(tune) => {
-            tune::run(&tune, ui, stop)?;
-            Some(Store::open(&tune.output)?)
-        }
-    };
+    let mut further = Vec::new();
+    if let Some(refine) = options.refine() {
+        refine::run(&refine, ui, stop)?;
+        further.push((REFINED.0, Store::open(&refine.output)?));
+    }
+    if let Some(tune) = options.tune() {
+        tune::run(&tune, ui, stop)?;
+        further.push((TUNED.0, Store::open(&tune.output)?));
+    }
     let tokenizer = text::open_tokenizer(&options.model)?;
     let budget = Budget {
         tokens: options.eval_tokens,
@@ -221,9 +231,10 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
         .iter()
         .map(|store: &Store| StoreWeights { store, spec: &spec })
         .collect();
-    let tuned = tuned
-        .as_ref()
-        .map(|store| StoreWeights { store, spec: &spec });
+    let further: Vec<(&str, StoreWeights<'_>)> = further
+        .iter()
+        .map(|(name, store)| (*name, StoreWeights { store, spec: &spec }))
+        .collect();
     let affine = AffineWeights {
         checkpoint: &checkpoint,
     };
@@ -247,10 +258,10 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
             candidate: Candidate::Heads(weights, heads),
         });
     }
-    if let Some(tuned) = &tuned {
+    for (name, weights) in &further {
         entries.push(Entry {
-            name: "the same, tuned".to_string(),
-            candidate: Candidate::Heads(tuned, plain),
+            name: (*name).to_string(),
+            candidate: Candidate::Heads(weights, plain.clone()),
         });
     }
     let students = eval::measure(&checkpoint, &sets, &tokenizer, entries, ui, stop)?;
@@ -263,13 +274,39 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
 }
 
 impl AblateOptions {
-    /// The training of the last store, with the six-bit output layer.
-    pub(crate) fn tune(&self) -> Option<TuneOptions> {
-        (self.tune_steps > 0).then(|| TuneOptions {
+    /// Names and folders of the stores that go on from the last.
+    fn further(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let refined = (self.refine_rounds > 0).then_some(REFINED);
+        let tuned = (self.tune_steps > 0).then_some(TUNED);
+        refined.into_iter().chain(tuned)
+    }
+
+    /// `refine` on the last store, with the six-bit output layer.
+    pub(crate) fn refine(&self) -> Option<RefineOptions> {
+        (self.refine_rounds > 0).then(|| RefineOptions {
             model: self.model.clone(),
             store: self.output.join(STEPS[STEPS.len() - 1].dir),
             head: Some(self.output.join(HEADS[0].1)),
-            output: self.output.join(TUNED),
+            output: self.output.join(REFINED.1),
+            calibration: self.calibration.clone(),
+            tokens: self.tokens,
+            window: self.window,
+            rounds: self.refine_rounds,
+            round_tokens: self.refine_tokens,
+            rate: self.refine_rate,
+            jobs: self.jobs,
+        })
+    }
+
+    /// `tune` on what there is by then, likewise.
+    pub(crate) fn tune(&self) -> Option<TuneOptions> {
+        let last = STEPS[STEPS.len() - 1].dir;
+        let from = self.refine().map_or(last, |_| REFINED.1);
+        (self.tune_steps > 0).then(|| TuneOptions {
+            model: self.model.clone(),
+            store: self.output.join(from),
+            head: Some(self.output.join(HEADS[0].1)),
+            output: self.output.join(TUNED.1),
             calibration: self.calibration.clone(),
             tokens: self.tokens,
             window: self.window,

@@ -16,8 +16,11 @@ mod notices;
 pub mod package;
 pub mod quantize;
 mod recipe;
+pub mod refine;
+mod rewrite;
 pub mod target;
 pub mod text;
+pub(crate) mod training;
 pub mod tune;
 pub mod verify;
 

@@ -29,6 +29,7 @@ use crate::ui::{Stage, Ui};
 
 mod budget;
 mod effort;
+mod kept;
 mod magnitudes;
 mod recipe;
 mod rest;
@@ -37,12 +38,14 @@ mod statistics;
 mod work;
 
 pub use effort::Effort;
+pub(super) use kept::{Kept, Statistics};
 use magnitudes::Magnitudes;
 pub(crate) use recipe::RULES;
 pub use recipe::Recipe;
 pub use rules::Rule;
 pub(crate) use rules::{FP16, METHODS};
 use statistics::{Scratch, SiteStats, scratch_dir};
+pub(super) use work::load_matrix;
 use work::{Context, Work};
 
 /// File of the store with the largest magnitude at the input of each norm.

@@ -48,7 +48,7 @@ pub(super) fn layer_memory(spec: &ModelSpec) -> u64 {
 }
 
 /// Distinct inputs of a layer's matrices.
-const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid];
+pub(super) const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid];
 
 /// The plan of `quantize`.
 ///

@@ -6,6 +6,7 @@
 //! speed is measured for a second or two with the very routines that will do the work.
 
 mod cost;
+mod refine;
 mod speed;
 mod studies;
 
@@ -20,6 +21,7 @@ pub use cost::{demo, drafter, eval, package, quantize, synth, target};
 
 use crate::commands::files::list;
 use crate::error::Error;
+pub use refine::refine;
 use speed::Speed;
 pub use studies::{ablate, tune};
 

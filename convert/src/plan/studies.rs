@@ -5,17 +5,18 @@ use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::Store;
 
 use super::cost::{self, BASE_MEMORY, TEXT_MEMORY, layer_memory, layer_products, product};
-use super::{Plan, Step, Work};
+use super::{Plan, Step, Work, refine};
 use crate::commands::ablate::{self, AblateOptions, STUDENTS};
 use crate::commands::files::list;
 use crate::commands::quantize::QuantizeOptions;
-use crate::commands::tune::{HELD_OUT, TuneOptions};
+use crate::commands::training::HELD_OUT;
+use crate::commands::tune::TuneOptions;
 use crate::error::Error;
 
 /// Memory of a value in training: itself, its unit and Adam's two means in f64.
 const PER_VALUE: u64 = 24;
 
-fn products(products: f64) -> Work {
+pub(super) fn products(products: f64) -> Work {
     Work {
         products,
         ..Work::default()
@@ -30,13 +31,12 @@ pub fn tune(options: &TuneOptions) -> Result<Plan, Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let store = Store::open(&options.store)?;
     let spec = checkpoint.spec();
-    let files = list(store.dir()).map_err(|e| Error::io(store.dir(), &e))?;
-    let sizes = files
-        .iter()
-        .filter_map(|f| store.dir().join(f).metadata().ok());
-    let bytes = sizes.map(|meta| meta.len()).sum();
     let mut steps = training(options, spec).to_vec();
-    steps.push(Step::new("tuned store", bytes, Work::default()));
+    steps.push(Step::new(
+        "tuned store",
+        store_bytes(&store)?,
+        Work::default(),
+    ));
     let mut plan = Plan::new("tune", steps)?;
     let tables = (store.manifest().matrices.iter())
         .map(|m| (m.rows.div_ceil(m.group_rows) << m.bits) as u64)
@@ -46,6 +46,15 @@ pub fn tune(options: &TuneOptions) -> Result<Plan, Error> {
     plan.notes
         .push("what was trained is lost if it is interrupted: the same command begins anew".into());
     Ok(plan)
+}
+
+/// Bytes of all files of a store.
+pub(super) fn store_bytes(store: &Store) -> Result<u64, Error> {
+    let files = list(store.dir()).map_err(|e| Error::io(store.dir(), &e))?;
+    let sizes = files
+        .iter()
+        .filter_map(|f| store.dir().join(f).metadata().ok());
+    Ok(sizes.map(|meta| meta.len()).sum())
 }
 
 /// What `tune` computes.
@@ -145,24 +154,32 @@ pub fn ablate(options: &AblateOptions) -> Result<Plan, Error> {
     let head = product([spec.vocab, spec.hidden]);
     let [mut students, last] = STUDENTS;
     let mut heads = 2 * (students - 1) + last;
-    let mut tuned = Step::new("store `tuned`", 0, Work::default());
-    if let Some(tune) = options.tune() {
-        for step in training(&tune, spec) {
-            tuned.work.add(&step.work);
+    // The same matrices as in the store that they start from.
+    let bytes = stores.last().map_or(0, |s| s.bytes);
+    let mut further = Vec::new();
+    let mut follow = |name: &str, work: &[Step]| {
+        let mut sum = Step::new(format!("store `{name}`"), bytes, Work::default());
+        for step in work {
+            sum.work.add(&step.work);
         }
-        // The same matrices as in the store that it starts from.
-        tuned.bytes = stores.last().map_or(0, |s| s.bytes);
+        further.push(sum);
+        (students, heads) = (students + 1, heads + 2);
+    };
+    if let Some(refine) = options.refine() {
+        follow("refined", &refine::work(&refine, spec));
+        peak_memory = peak_memory.max(refine::memory(&refine, spec));
+        scratch_bytes = scratch_bytes.max(refine::scratch(&refine, spec));
+    }
+    if let Some(tune) = options.tune() {
+        follow("tuned", &training(&tune, spec));
         // Sixteen values for 32 rows.
         let rows = Linear::ALL.iter().map(|l| l.shape(spec)[0]).sum::<usize>() * spec.layers;
         peak_memory = peak_memory.max(training_memory(&tune, spec, rows as u64 / 2));
-        (students, heads) = (students + 1, heads + 2);
     }
     let measured = tokens * ((students + 1) as f64 * layers + (heads + 1) as f64 * head);
     let mut steps = vec![passes];
     steps.extend(stores);
-    if tuned.bytes > 0 {
-        steps.push(tuned);
-    }
+    steps.extend(further);
     steps.push(Step::new(
         format!("{heads} measurements"),
         0,

@@ -11,7 +11,9 @@ use faer::linalg::cholesky::llt::factor::{
     LltError, LltRegularization, cholesky_in_place, cholesky_in_place_scratch,
 };
 use faer::linalg::matmul::matmul;
-use faer::linalg::triangular_solve::solve_lower_triangular_in_place;
+use faer::linalg::triangular_solve::{
+    solve_lower_triangular_in_place, solve_upper_triangular_in_place,
+};
 use faer::prelude::{IntoConst, MatMut, MatRef, ReborrowMut};
 use faer::traits::RealField;
 use faer::traits::math_utils::one;
@@ -142,6 +144,25 @@ fn cholesky<T: RealField + Copy + Send + Sync>(a: &mut [T], n: usize) -> Result<
             });
     }
     Ok(())
+}
+
+/// Solves `a x = b` for each column b of n values of `rhs`, in their place. `a` is n × n, symmetric
+/// and positive definite; if rounding has made it anything else, its diagonal stands for it.
+pub(super) fn solve(a: &[f32], n: usize, rhs: &mut [f64]) {
+    let mut factor: Vec<f64> = a.iter().map(|&v| v.into()).collect();
+    if cholesky(&mut factor, n).is_err() {
+        for column in rhs.chunks_exact_mut(n) {
+            for (at, value) in column.iter_mut().enumerate() {
+                *value /= f64::from(a[at * n + at]);
+            }
+        }
+        return;
+    }
+    let factor = MatRef::from_column_major_slice(&factor, n, n);
+    let count = rhs.len() / n;
+    let mut rhs = MatMut::from_column_major_slice_mut(rhs, n, count);
+    solve_lower_triangular_in_place(factor, rhs.rb_mut(), Par::Seq);
+    solve_upper_triangular_in_place(factor.transpose(), rhs, Par::Seq);
 }
 
 /// `dst += lhs · square[rows, cols]`, where `square` is n × n and column-major, `lhs`

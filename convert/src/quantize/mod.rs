@@ -23,6 +23,7 @@ mod gptq;
 mod hessian;
 mod kmeans;
 mod linalg;
+mod refine;
 mod spent;
 mod tile;
 mod two_sided;
@@ -41,6 +42,7 @@ use serde::{Deserialize, Serialize};
 pub use affine::affine_round_trip;
 pub use error::QuantizeError;
 pub use hessian::Prepared;
+pub use refine::Round;
 
 use codebook::{Codebook, round_to_f16};
 use kmeans::KMeans;
@@ -317,8 +319,14 @@ impl Quantizer {
                             return Ok((Vec::new(), start));
                         }
                         self.spent.time(Part::TwoSided, || {
-                            let mut refinement =
-                                Refinement::new(tile, &book, &start, prepared, by.damping, &metric);
+                            let mut refinement = Refinement::new(
+                                tile,
+                                &book,
+                                &start.codes,
+                                prepared,
+                                by.damping,
+                                &metric,
+                            );
                             refinement.run(&self.settings, matrix.name)?;
                             Ok(refinement.finish())
                         })

@@ -29,16 +29,21 @@
 //! per block, whatever their number.
 //!
 //! The last tables are rounded to f16 before the last codes are chosen.
+//!
+//! f knows nothing of what the other matrices of the model do. [`pull`] adds that.
 
 mod descend;
 mod metric;
+mod pull;
+mod refit;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-use descend::{Block, dot_product};
+use descend::Block;
 pub(super) use metric::OutputMetric;
+pub(super) use pull::Gradient;
 
 use super::codebook::{Codebook, round_to_f16, vectorized};
 use super::hessian::Prepared;
@@ -89,12 +94,6 @@ impl Group {
     }
 }
 
-/// Of each group, the product of its parts of two vectors.
-fn sizes_of(a: &[Vec<f64>], b: &[Vec<f64>]) -> Vec<f64> {
-    let dot = |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| a * b).sum();
-    a.iter().zip(b).map(dot).collect()
-}
-
 /// A tile under refinement. All matrices are column-major.
 pub(super) struct Refinement<'a> {
     tile: &'a Tile<'a>,
@@ -107,16 +106,18 @@ pub(super) struct Refinement<'a> {
     weights: Vec<f32>,
     /// E.
     error: Vec<f32>,
-    /// G = E (H + damping).
+    /// G = E (H + damping), and the pull.
     product: Vec<f32>,
+    /// What [`pull`] adds to G; empty for nothing.
+    pull: Vec<f32>,
 }
 
 impl<'a> Refinement<'a> {
-    /// Starts from the codes and tables of another method. The tile holds whole groups.
+    /// Starts from tables and from codes of the tile's rows. The tile holds whole groups.
     pub(super) fn new(
         tile: &'a Tile<'a>,
         book: &Codebook,
-        start: &Rounded,
+        start: &[u8],
         prepared: &'a Prepared<'_>,
         damping: f64,
         output: &OutputMetric,
@@ -144,7 +145,7 @@ impl<'a> Refinement<'a> {
             .collect();
         let order: Vec<usize> = (0..cols).collect();
         let mut codes = vec![0; height * cols];
-        for (r, row) in start.codes.chunks_exact(cols).enumerate() {
+        for (r, row) in start.chunks_exact(cols).enumerate() {
             for (c, &code) in row.iter().enumerate() {
                 codes[c * height + r] = code;
             }
@@ -161,6 +162,7 @@ impl<'a> Refinement<'a> {
             weights: tile.columns(&order),
             error: Vec::new(),
             product: Vec::new(),
+            pull: Vec::new(),
         };
         refinement.recompute();
         refinement
@@ -169,20 +171,34 @@ impl<'a> Refinement<'a> {
     /// Alternates refits and codes steps; afterwards the tables are f16 values.
     pub(super) fn run(&mut self, settings: &Settings, name: &str) -> Result<(), QuantizeError> {
         for round in 0..settings.rounds {
-            self.refit_tables();
+            self.refit_tables(REFIT_STEPS);
             self.sort_tables();
             if round + 1 == settings.rounds {
                 self.round_tables(name)?;
             }
-            self.recompute();
-            for _ in 0..settings.passes {
-                let flips = self.codes_pass();
-                if (flips as f64) < FEW_FLIPS * self.codes.len() as f64 {
-                    break;
-                }
-            }
+            self.descend(settings.passes);
         }
         Ok(())
+    }
+
+    /// A short step of tables and codes, where many follow; afterwards the tables are f16 values.
+    pub(super) fn run_once(&mut self, name: &str) -> Result<(), QuantizeError> {
+        self.refit_tables(1);
+        self.sort_tables();
+        self.round_tables(name)?;
+        self.descend(1);
+        Ok(())
+    }
+
+    /// Passes over the codes.
+    fn descend(&mut self, passes: u32) {
+        self.recompute();
+        for _ in 0..passes {
+            let flips = self.codes_pass();
+            if (flips as f64) < FEW_FLIPS * self.codes.len() as f64 {
+                break;
+            }
+        }
     }
 
     /// The tables of the tile's groups and its codes.
@@ -196,8 +212,10 @@ impl<'a> Refinement<'a> {
                 let at = c * height + r;
                 codes[r * cols + c] = self.codes[at];
                 let e = f64::from(self.error[at]);
+                let pull = self.pull.get(at).copied().unwrap_or(0.0);
+                let product = f64::from(self.product[at]) - f64::from(pull);
                 plain += e * e;
-                weighted += e * (f64::from(self.product[at]) - f64::from(self.added[c]) * e);
+                weighted += e * (product - f64::from(self.added[c]) * e);
             }
         }
         let tables = self.groups.into_iter().flat_map(|g| g.table).collect();
@@ -214,6 +232,9 @@ impl<'a> Refinement<'a> {
         let q = self.look_up(self.groups.iter().map(|g| g.table.as_slice()));
         self.error = q.iter().zip(&self.weights).map(|(q, w)| q - w).collect();
         self.product = self.times_hessian(&self.error);
+        for (sum, pull) in self.product.iter_mut().zip(&self.pull) {
+            *sum += pull;
+        }
     }
 
     /// A matrix with `values[code]` in place of each code, where `values` belong to its group.
@@ -239,125 +260,6 @@ impl<'a> Refinement<'a> {
             .collect();
         add_product(&mut out, x, self.hessian, n, 0..n, 0..n);
         out
-    }
-
-    /// For each group, the sums over the weights with each code of (O x)[r, c], and
-    /// the sum over all weights of y (O x).
-    fn reduce(&self, x: &[f32], y: &[f32]) -> Vec<(Vec<f64>, f64)> {
-        let height = self.tile.height();
-        let reduce_group = |group: &Group| {
-            let band = &self.bands[group.band];
-            let mut by_code = vec![0f64; group.table.len()];
-            let mut dot = 0.0;
-            for c in 0..self.tile.cols() {
-                let x = &x[c * height..][band.rows.clone()];
-                for r in group.rows.clone() {
-                    let ox = vectorized(|| dot_product(band.output(r), x));
-                    let at = c * height + r;
-                    by_code[self.codes[at] as usize] += f64::from(ox);
-                    dot += f64::from(ox) * f64::from(y[at]);
-                }
-            }
-            (by_code, dot)
-        };
-        self.groups.iter().map(reduce_group).collect()
-    }
-
-    /// What f would be quadratic in, for each code, if O and H were diagonal.
-    fn preconditioner(&self, group: &Group) -> Vec<f64> {
-        let (height, n) = (self.tile.height(), self.tile.cols());
-        let band = &self.bands[group.band];
-        let mut out = vec![0.0; group.table.len()];
-        for c in 0..n {
-            let curvature = f64::from(self.hessian[c * n + c] + self.added[c]);
-            for row in group.rows.clone() {
-                let code = self.codes[c * height + row] as usize;
-                let own = band.output(row)[row - band.rows.start];
-                out[code] += curvature * f64::from(own);
-            }
-        }
-        out
-    }
-
-    fn refit_tables(&mut self) {
-        let preconditioners: Vec<Vec<f64>> = self
-            .groups
-            .iter()
-            .map(|group| self.preconditioner(group))
-            .collect();
-        let precondition = |residual: &[f64], g: usize| -> Vec<f64> {
-            let scales = residual.iter().zip(&preconditioners[g]);
-            // A value without weights stays where it is.
-            scales
-                .map(|(r, &m)| if m > 0.0 { r / m } else { 0.0 })
-                .collect()
-        };
-        let mut residuals: Vec<Vec<f64>> = self
-            .reduce(&self.product, &self.error)
-            .into_iter()
-            .map(|(gradient, _)| gradient.into_iter().map(|g| -g).collect())
-            .collect();
-        let mut directions: Vec<Vec<f64>> = (0..self.groups.len())
-            .map(|g| precondition(&residuals[g], g))
-            .collect();
-        let of_bands = |parts: &[f64]| -> Vec<f64> {
-            let mut sums = vec![0.0; self.bands.len()];
-            for (group, part) in self.groups.iter().zip(parts) {
-                sums[group.band] += part;
-            }
-            sums
-        };
-        let bands: Vec<usize> = self.groups.iter().map(|group| group.band).collect();
-        let mut sizes = of_bands(&sizes_of(&residuals, &directions));
-        let mut tables: Vec<Vec<f64>> = residuals.iter().map(|r| vec![0.0; r.len()]).collect();
-        for _ in 0..REFIT_STEPS {
-            let narrow: Vec<Vec<f32>> = directions
-                .iter()
-                .map(|d| d.iter().map(|&v| v as f32).collect())
-                .collect();
-            let change = self.look_up(narrow.iter().map(Vec::as_slice));
-            let product = self.times_hessian(&change);
-            let (curvatures, along): (Vec<_>, Vec<_>) =
-                self.reduce(&product, &change).into_iter().unzip();
-            let along = of_bands(&along);
-            let steps: Vec<f64> = sizes
-                .iter()
-                .zip(&along)
-                .map(|(&before, &along)| {
-                    if along > 0.0 && before > 0.0 {
-                        before / along
-                    } else {
-                        0.0
-                    }
-                })
-                .collect();
-            for (g, curvature) in curvatures.into_iter().enumerate() {
-                let step = steps[bands[g]];
-                for (value, d) in tables[g].iter_mut().zip(&directions[g]) {
-                    *value += step * d;
-                }
-                for (r, c) in residuals[g].iter_mut().zip(curvature) {
-                    *r -= step * c;
-                }
-            }
-            let next: Vec<Vec<f64>> = (0..bands.len())
-                .map(|g| precondition(&residuals[g], g))
-                .collect();
-            let after = of_bands(&sizes_of(&residuals, &next));
-            for (g, next) in next.into_iter().enumerate() {
-                let (before, after) = (sizes[bands[g]], after[bands[g]]);
-                let turn = if before > 0.0 { after / before } else { 0.0 };
-                for (d, z) in directions[g].iter_mut().zip(next) {
-                    *d = z + turn * *d;
-                }
-            }
-            sizes = after;
-        }
-        for (group, change) in self.groups.iter_mut().zip(tables) {
-            for (value, change) in group.table.iter_mut().zip(change) {
-                *value += change as f32;
-            }
-        }
     }
 
     /// Puts the values of each table in order and renames the codes accordingly.

@@ -199,7 +199,7 @@ pub(super) fn layer_backward(
 }
 
 /// The matrices that read a site, in the order of the teacher's hook.
-fn readers(site: Site) -> impl Iterator<Item = Linear> {
+pub(super) fn readers(site: Site) -> impl Iterator<Item = Linear> {
     Linear::ALL.into_iter().filter(move |l| l.site() == site)
 }
 

@@ -178,7 +178,7 @@ fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, 
 }
 
 /// A matrix of the checkpoint: rows, columns and values.
-pub(super) fn load_matrix(
+pub(in crate::commands) fn load_matrix(
     checkpoint: &Checkpoint,
     name: &str,
 ) -> Result<(usize, usize, Vec<f32>), Error> {

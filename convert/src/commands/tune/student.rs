@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::lut::LutMatrix;
 use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, ModelSpec};
-use anemone_schemas::store::{DenseElem, Key, Store, StoreWriter};
+use anemone_schemas::store::{LutRecord, MatrixReport, Store};
 use half::f16;
 use rayon::prelude::*;
 
 use super::matrices;
+use crate::commands::rewrite::Replace;
 use crate::error::Error;
 use crate::lower::StoreWeights;
 
@@ -155,41 +156,23 @@ impl<'a> Student<'a> {
             }
         }
     }
+}
 
-    /// Puts matrices and dense tensors into a new store.
-    pub(super) fn write(&self, writer: &mut StoreWriter, seed: &str) -> Result<(), Error> {
-        let manifest = self.stored.store.manifest();
-        for record in &manifest.matrices {
-            let name = &record.name;
-            let key = Key::of([b"tuned".as_slice(), seed.as_bytes(), name.as_bytes()]);
-            let old = self.stored.store.load_lut(name)?;
-            let mut report = record.report.clone();
-            let lut = match self.parameters.get(name) {
-                None => old,
-                Some(parameter) => {
-                    report.method = format!("{}, tuned", report.method);
-                    sorted(&old, &parameter.values)
-                        .map_err(|e| Error::bad_input(format!("`{name}`: {e}")))?
-                }
-            };
-            writer.put_lut(name, &key, &lut, report)?;
-        }
-        for record in &manifest.dense {
-            let name = &record.name;
-            let key = Key::of([b"tuned".as_slice(), seed.as_bytes(), name.as_bytes()]);
-            let (shape, mut values) = self.stored.store.dense_f32(name)?;
-            if let Some(parameter) = self.parameters.get(name) {
-                values.clone_from(&parameter.values);
-            }
-            writer.put_dense(name, &key, DenseElem::F16, &shape, |out| {
-                for part in values.chunks(1 << 16) {
-                    let bytes = part.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes());
-                    out.write_all(&bytes.collect::<Vec<u8>>())?;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(())
+impl Replace for Student<'_> {
+    fn matrix(&self, old: &LutRecord) -> Result<Option<(LutMatrix, MatrixReport)>, Error> {
+        let name = &old.name;
+        let Some(parameter) = self.parameters.get(name) else {
+            return Ok(None);
+        };
+        let lut = sorted(&self.stored.store.load_lut(name)?, &parameter.values)
+            .map_err(|e| Error::bad_input(format!("`{name}`: {e}")))?;
+        let mut report = old.report.clone();
+        report.method = format!("{}, tuned", report.method);
+        Ok(Some((lut, report)))
+    }
+
+    fn dense(&self, name: &str) -> Option<&[f32]> {
+        self.parameters.get(name).map(|p| p.values.as_slice())
     }
 }
 

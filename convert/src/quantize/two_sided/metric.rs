@@ -9,6 +9,8 @@ pub(in crate::quantize) struct OutputMetric {
     /// Rows of a block; a whole number of bands.
     size: usize,
     blocks: Option<Vec<f32>>,
+    /// What the blocks were divided by.
+    mean: f64,
 }
 
 impl OutputMetric {
@@ -23,6 +25,7 @@ impl OutputMetric {
                 rows: settings.group_rows,
                 size: settings.group_rows,
                 blocks: None,
+                mean: 1.0,
             });
         };
         let band = settings.output_rows.min(size).max(1);
@@ -75,12 +78,18 @@ impl OutputMetric {
             rows: band,
             size,
             blocks: Some(blocks),
+            mean,
         })
     }
 
     /// Rows of a band.
     pub(in crate::quantize) fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// What O was divided by to have a mean diagonal of one.
+    pub(in crate::quantize) fn mean(&self) -> f64 {
+        self.mean
     }
 
     /// O of the band from row `first` on that has `height` rows, row-major.

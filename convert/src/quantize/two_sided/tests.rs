@@ -27,7 +27,7 @@ fn no_step_raises_the_objective() {
     .unwrap();
     let tile = &Tile::cut(problem.matrix(), 32, Some(96))[0];
     let start = gptq::round(tile, &book, &prepared, by);
-    let mut state = Refinement::new(tile, &book, &start, &prepared, by.damping, &metric);
+    let mut state = Refinement::new(tile, &book, &start.codes, &prepared, by.damping, &metric);
     let mut before = state.objective();
     let mut expect_lower = |state: &Refinement<'_>, step: &str| {
         let now = state.objective();
@@ -35,7 +35,7 @@ fn no_step_raises_the_objective() {
         before = now;
     };
     for _ in 0..3 {
-        state.refit_tables();
+        state.refit_tables(REFIT_STEPS);
         state.sort_tables();
         state.recompute();
         expect_lower(&state, "tables");

@@ -1,0 +1,153 @@
+//! Statistics of all layers that are kept in files for more than one use.
+
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anemone_calib::Teacher;
+use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec, Site};
+
+use super::statistics::{self, Scratch, SiteStats, readers};
+use crate::error::Error;
+use crate::quantize::{Calibration, OUTPUT_ROWS};
+use crate::stop::Stop;
+use crate::ui::Ui;
+
+/// The places of a layer where matrices read, in the order of the files.
+const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid];
+
+/// A folder with a file per layer: of each site the mixture of plain and guided `Σ x xᵀ`, and of each
+/// matrix there `Σ g gᵀ` in blocks, all in f32.
+pub(in crate::commands) struct Statistics {
+    dir: PathBuf,
+    /// Calibration rows.
+    rows: u64,
+}
+
+/// What a layer's file says of a site.
+pub(in crate::commands) struct Kept {
+    cols: usize,
+    rows: u64,
+    hessian: Vec<f32>,
+    sumsq: Vec<f64>,
+    /// Σ g gᵀ in blocks of [`OUTPUT_ROWS`].
+    pub(in crate::commands) outputs: Vec<(Linear, Vec<f32>)>,
+}
+
+impl Kept {
+    /// As the quantizer takes it.
+    pub(in crate::commands) fn calibration(&self) -> Calibration<'_> {
+        Calibration {
+            name: "statistics",
+            cols: self.cols,
+            hessian: &self.hessian,
+            sumsq: &self.sumsq,
+            rows: self.rows,
+        }
+    }
+}
+
+impl Statistics {
+    /// Runs the teacher over windows, forward and backward, unless `dir` is complete already.
+    pub(in crate::commands) fn gather(
+        checkpoint: &Checkpoint,
+        windows: &[Vec<u32>],
+        valid: usize,
+        dir: &Path,
+        ui: Ui,
+        stop: &Stop,
+    ) -> Result<Self, Error> {
+        let kept = Self {
+            dir: dir.to_path_buf(),
+            rows: windows.iter().map(|w| w.len() as u64).sum(),
+        };
+        let complete = dir.join("complete");
+        if complete.exists() {
+            return Ok(kept);
+        }
+        fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
+        let teacher = Teacher::new(checkpoint);
+        let layers = checkpoint.spec().layers;
+        let stage = ui.stage("statistics", 2 * layers);
+        let mut hidden = teacher.embed(windows)?;
+        let scratch = Scratch::create(dir.join("hidden.partial"), &hidden)?;
+        for layer in 0..layers {
+            stop.check()?;
+            scratch.put(layer, &hidden)?;
+            teacher.block(layer, &mut hidden, None)?;
+            stage.step(&format!("layer {layer}, forward"));
+        }
+        let (_, mut gradient, _) = statistics::head(&teacher, &hidden, valid, LM_HEAD, false)?;
+        drop(hidden);
+        for layer in (0..layers).rev() {
+            stop.check()?;
+            let input = scratch.take(layer)?;
+            let stats = statistics::layer_backward(&teacher, layer, &input, &mut gradient, true)?;
+            kept.write(layer, &stats)?;
+            stage.step(&format!("layer {layer}, backward"));
+        }
+        fs::write(&complete, "").map_err(|e| Error::io(&complete, &e))?;
+        Ok(kept)
+    }
+
+    fn path(&self, layer: usize) -> PathBuf {
+        self.dir.join(format!("{layer}.f32"))
+    }
+
+    fn write(&self, layer: usize, stats: &[SiteStats]) -> Result<(), Error> {
+        let path = self.path(layer);
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::new(File::create(&path)?);
+            for site in SITES {
+                for found in stats.iter().filter(|s| s.plain.site == site) {
+                    let inputs = found.mixed.as_ref().unwrap_or(&found.plain);
+                    let blocks = found.outputs.iter().flat_map(|o| &o.1);
+                    for value in inputs.hessian.iter().chain(blocks) {
+                        out.write_all(&value.to_le_bytes())?;
+                    }
+                }
+            }
+            out.flush()
+        };
+        write().map_err(|e| Error::io(&path, &e))
+    }
+
+    /// The statistics of a layer.
+    pub(in crate::commands) fn layer(
+        &self,
+        spec: &ModelSpec,
+        layer: usize,
+    ) -> Result<Vec<Kept>, Error> {
+        let path = self.path(layer);
+        let read = || -> std::io::Result<Vec<Kept>> {
+            let mut file = BufReader::new(File::open(&path)?);
+            let mut take = |count: usize| -> std::io::Result<Vec<f32>> {
+                let mut bytes = vec![0; count * 4];
+                file.read_exact(&mut bytes)?;
+                let (values, _) = bytes.as_chunks::<4>();
+                Ok(values.iter().map(|v| f32::from_le_bytes(*v)).collect())
+            };
+            let mut sites = Vec::new();
+            for site in SITES {
+                let cols = site.width(spec);
+                let hessian = take(cols * cols)?;
+                let sumsq = (0..cols).map(|c| hessian[c * cols + c].into()).collect();
+                let mut outputs = Vec::new();
+                for linear in readers(site) {
+                    let blocks = linear.shape(spec)[0].div_ceil(OUTPUT_ROWS);
+                    outputs.push((linear, take(blocks * OUTPUT_ROWS * OUTPUT_ROWS)?));
+                }
+                sites.push(Kept {
+                    cols,
+                    rows: self.rows,
+                    hessian,
+                    sumsq,
+                    outputs,
+                });
+            }
+            Ok(sites)
+        };
+        read().map_err(|e| Error::io(&path, &e))
+    }
+}
