@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use common::{assert_same, command, killed, ok, run, text, tiny};
 
-/// A store that leaves room.
-fn store(dir: &Path) -> PathBuf {
+/// A store made with other arguments than the usual.
+fn store(dir: &Path, others: &str) -> PathBuf {
     let store = dir.join("store");
-    let args = "--method kmeans --guided false --tokens 2048 --window 128 --set lm_head=bits=6";
     let model = tiny();
     let mut all = vec!["--quiet", "quantize", text(&model), "-o", text(&store)];
-    all.extend(args.split(' '));
+    all.extend("--window 128 --set lm_head=bits=6".split(' '));
+    all.extend(others.split(' '));
     ok(&all);
     store
 }
@@ -25,7 +25,7 @@ fn args<'a>(command: &'a str, model: &'a Path, store: &'a Path, output: &'a Path
     args.extend(["-o", text(output), "--tokens", "6000", "--window", "128"]);
     args.extend(match command {
         "tune" => ["--steps", "8", "--step-tokens", "640", "--rate", "0.01"],
-        _ => ["--rounds", "6", "--round-tokens", "2048", "--rate", "0.01"],
+        _ => ["--rounds", "8", "--round-tokens", "2048", "--rate", "0.05"],
     });
     args
 }
@@ -58,7 +58,8 @@ fn accepted(store: &Path, folder: &Path) {
 #[test]
 fn tuning_lowers_the_divergence_to_the_same_bytes_with_any_number_of_threads() {
     let dir = tempfile::tempdir().unwrap();
-    let (model, store) = (tiny(), store(dir.path()));
+    let others = "--method kmeans --guided false --tokens 2048";
+    let (model, store) = (tiny(), store(dir.path(), others));
     let [one, two] = ["1", "2"].map(|threads| {
         let output = dir.path().join(threads);
         improved(&args("tune", &model, &store, &output), threads, 0.97);
@@ -72,10 +73,11 @@ fn tuning_lowers_the_divergence_to_the_same_bytes_with_any_number_of_threads() {
 #[test]
 fn refining_lowers_the_divergence_and_goes_on_where_it_was_killed() {
     let dir = tempfile::tempdir().unwrap();
-    let (model, store) = (tiny(), store(dir.path()));
+    // As good as each matrix can be for itself. A step that follows no gradient gains 3%.
+    let (model, store) = (tiny(), store(dir.path(), "--tokens 6000"));
     let [one, two] = ["1", "2"].map(|threads| {
         let output = dir.path().join(threads);
-        improved(&args("refine", &model, &store, &output), threads, 0.9);
+        improved(&args("refine", &model, &store, &output), threads, 0.92);
         output
     });
     assert_same(&one, &two);

@@ -72,7 +72,7 @@ pub(super) fn work(options: &RefineOptions, spec: &ModelSpec) -> [Step; 3] {
 }
 
 /// The statistics of all layers with the teacher's hidden states, and the pulls and matrices of
-/// two rounds.
+/// three rounds: the one that is made, the one before, and the one before that.
 pub(super) fn scratch(options: &RefineOptions, spec: &ModelSpec) -> u64 {
     let hessians: usize = SITES.iter().map(|s| s.width(spec).pow(2)).sum();
     let shapes = Linear::ALL.iter().map(|l| l.shape(spec));
@@ -82,7 +82,8 @@ pub(super) fn scratch(options: &RefineOptions, spec: &ModelSpec) -> u64 {
         .sum();
     let weights: usize = shapes.map(|[rows, cols]| rows * cols).sum();
     let hidden = options.tokens * spec.hidden;
-    (spec.layers * ((hessians + outputs + hidden) * 4 + 2 * weights * 5)) as u64
+    // A pull has four bytes per weight, a code at most one.
+    (spec.layers * ((hessians + outputs + hidden) * 4 + 3 * weights * 5)) as u64
 }
 
 /// The most that `refine` holds.
@@ -94,10 +95,9 @@ pub(super) fn memory(options: &RefineOptions, spec: &ModelSpec) -> u64 {
         .sum();
     let hessians: usize = SITES.iter().map(|s| s.width(spec).pow(2) * 4).sum();
     let row = spec.hidden * 4;
-    // In the rounds: the codes of the model, inputs of all layers, the teacher's end of all
-    // windows, a layer's gradients and statistics, two output layers, and logits.
-    let rounds = spec.layers * weights / 2
-        + options.round_tokens.min(options.tokens) * row * (spec.layers + 4)
+    // In the rounds: inputs of all layers, the teacher's end of all windows, a layer's
+    // gradients and statistics, two output layers, and logits.
+    let rounds = options.round_tokens.min(options.tokens) * row * (spec.layers + 4)
         + options.tokens * row
         + weights * 8
         + hessians
