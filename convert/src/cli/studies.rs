@@ -18,8 +18,8 @@ use crate::plan;
 use crate::ui::Ui;
 
 /// What `refine` does unless it is told otherwise.
-const REFINE_TOKENS: usize = 4096;
-const REFINE_RATE: f64 = 0.05;
+const REFINE_TOKENS: usize = 16384;
+const REFINE_RATE: f64 = 0.012;
 
 #[derive(Debug, Args)]
 pub(super) struct RefineArgs {
@@ -34,7 +34,7 @@ pub(super) struct RefineArgs {
     #[command(flatten)]
     calibration: CalibrationArgs,
     /// Rounds, each with a gradient of its own.
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 6)]
     rounds: usize,
     /// Tokens per round.
     #[arg(long, default_value_t = REFINE_TOKENS)]

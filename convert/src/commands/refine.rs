@@ -3,16 +3,18 @@
 //! `quantize` takes each matrix for itself, as if all others were exact. Here they are not: in each
 //! round the quantized model runs over some of the text, forward and backward, and the gradient of
 //! `KL(teacher || student)` at each matrix says what the errors of all of them do
-//! together. [`crate::quantize::Quantizer::refine`] follows it a little in the metric that `quantize` used.
+//! together. [`crate::quantize::Quantizer::refine`] follows it a little in the metric that
+//! `quantize` used.
 //!
 //! ```text
 //! text --teacher--> statistics of all layers (once) --+
 //! text --student--> gradients (each round) -----------+--> codes, tables, pulls of the round
 //! ```
 //!
-//! A step that went too far does harm, and its own text cannot tell: the next round's does. If
-//! the divergence there is higher than it was before the step, the step is undone and all
-//! further ones are half as large.
+//! A step that went too far does harm, and its own text cannot tell: the gradient of a few
+//! thousand tokens fits those far better than any others. The next round's text can. If the
+//! divergence there is higher than it was before the step, the step is undone and all further ones
+//! are half as large.
 //!
 //! The files of the work lie in a folder of the new store: the statistics, and of the last two
 //! steps the matrices and their pulls. A round that is complete is not computed again: an

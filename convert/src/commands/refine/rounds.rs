@@ -8,7 +8,6 @@ use anemone_schemas::atomic;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::spec::{Linear, ModelSpec};
 use anemone_schemas::store::{Key, LutRecord, MatrixReport, Provenance, Store, StoreWriter};
-
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
