@@ -26,6 +26,12 @@ use std::io::{self, Write};
 
 use half::f16;
 
+mod error;
+mod pack;
+
+pub use error::LutError;
+pub use pack::{pack, packed_len, unpack};
+
 /// Index widths that Core AI has an integer type for.
 pub const BITS: [u8; 6] = [1, 2, 3, 4, 6, 8];
 
@@ -38,92 +44,6 @@ pub const HEADER_LEN: usize = 64;
 const MAGIC: [u8; 8] = *b"ANEMOLUT";
 const VERSION: u32 = 1;
 const ALIGN: u64 = 64;
-
-/// Why bytes or parts are not a lookup-table matrix.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LutError {
-    /// The file is shorter than its header.
-    #[error("{found} bytes are too few for the {HEADER_LEN}-byte header of a lookup-table matrix")]
-    Truncated {
-        /// Bytes there are.
-        found: usize,
-    },
-    /// Another kind of file.
-    #[error("no lookup-table matrix: the file starts with {found:02x?} instead of `ANEMOLUT`")]
-    Magic {
-        /// The first eight bytes.
-        found: [u8; 8],
-    },
-    /// Written by a later version of the tools.
-    #[error(
-        "version {found} of the lookup-table matrix format is unknown, this program reads version {VERSION}"
-    )]
-    Version {
-        /// The version in the header.
-        found: u32,
-    },
-    /// An index width without a Core AI type.
-    #[error("{found} bits per index are not supported, expected one of {BITS:?}")]
-    Bits {
-        /// The width asked for.
-        found: u64,
-    },
-    /// No rows, no columns or no rows in a group, or more than memory can address.
-    #[error(
-        "a matrix of {rows} x {cols} in groups of {group_rows} rows is empty or too large to address"
-    )]
-    Shape {
-        /// Rows.
-        rows: u64,
-        /// Columns.
-        cols: u64,
-        /// Rows per table.
-        group_rows: u64,
-    },
-    /// A part that does not have the length its shape asks for.
-    #[error("{part} of a {rows} x {cols} matrix: expected {expected} bytes, found {found}")]
-    Length {
-        /// `tables`, `indices`, `codes` or `file`.
-        part: &'static str,
-        /// Rows.
-        rows: usize,
-        /// Columns.
-        cols: usize,
-        /// What the shape asks for.
-        expected: u64,
-        /// What is there.
-        found: u64,
-    },
-    /// A table value that is infinite or not a number.
-    #[error("entry {entry} of table {group} is {value}, expected a finite f16 value")]
-    NotFinite {
-        /// Which table.
-        group: usize,
-        /// Which value of it.
-        entry: usize,
-        /// The value.
-        value: f32,
-    },
-    /// A table whose values do not ascend.
-    #[error("entry {entry} of table {group} is smaller than the one before it, tables must ascend")]
-    NotAscending {
-        /// Which table.
-        group: usize,
-        /// Which value of it.
-        entry: usize,
-    },
-    /// An index beyond its table.
-    #[error("index {value} of weight {position} does not fit into {bits} bits")]
-    Code {
-        /// Row-major position of the weight.
-        position: usize,
-        /// The index found.
-        value: u8,
-        /// Bits per index.
-        bits: u8,
-    },
-}
 
 /// Shape of a lookup-table matrix; everything else about its layout follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -413,54 +333,6 @@ impl LutMatrix {
         }
         out
     }
-}
-
-/// Bytes that `count` indices of `bits` bits take.
-pub fn packed_len(count: usize, bits: u8) -> usize {
-    (count * bits as usize).div_ceil(8)
-}
-
-/// Packs indices, each below 2^`bits`, into the bit stream of a Core AI resource.
-pub fn pack(codes: &[u8], bits: u8) -> Vec<u8> {
-    match bits {
-        8 => codes.to_vec(),
-        4 => codes
-            .chunks(2)
-            .map(|pair| pair[0] | pair.get(1).map_or(0, |high| high << 4))
-            .collect(),
-        _ => {
-            let mut out = vec![0; packed_len(codes.len(), bits)];
-            for (i, &code) in codes.iter().enumerate() {
-                let at = i * bits as usize;
-                let straddling = u16::from(code) << (at % 8);
-                out[at / 8] |= straddling as u8;
-                if at % 8 + bits as usize > 8 {
-                    out[at / 8 + 1] |= (straddling >> 8) as u8;
-                }
-            }
-            out
-        }
-    }
-}
-
-/// The `count` indices from `start` on of a bit stream made by [`pack`].
-///
-/// # Panics
-/// If the stream ends before that.
-pub fn unpack(packed: &[u8], bits: u8, start: usize, count: usize) -> Vec<u8> {
-    let mask = u16::MAX >> (16 - bits);
-    (start..start + count)
-        .map(|i| {
-            let at = i * bits as usize;
-            let low = u16::from(packed[at / 8]);
-            let high = if at % 8 + bits as usize > 8 {
-                u16::from(packed[at / 8 + 1])
-            } else {
-                0
-            };
-            ((low | high << 8) >> (at % 8) & mask) as u8
-        })
-        .collect()
 }
 
 fn check_table(group: usize, table: &[u16]) -> Result<(), LutError> {

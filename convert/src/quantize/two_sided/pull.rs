@@ -17,7 +17,7 @@
 //!
 //! All matrices move at once, and most of D is what they do together: on the models measured
 //! O⁻¹ s D is 5 to 15 times as large as G, and far more where the metric is a poor model of the
-//! loss. So β is not given but follows from how far G may go, a few hundredths of its own
+//! loss. So β is not given but follows from how far G may go, some hundredths of its own
 //! size in each band of rows:
 //!
 //! ```text
