@@ -33,7 +33,7 @@ impl Quantizer {
         matrix: Matrix<'_>,
         prepared: &Prepared<'_>,
         output: OutputHessian<'_>,
-        round: Round<'_>,
+        round: &mut Round<'_>,
     ) -> Result<(LutMatrix, MatrixReport), QuantizeError> {
         let shape = self.shape(matrix, prepared)?;
         let lengths = [

@@ -224,13 +224,13 @@ impl<'a> Job<'a> {
             };
             let quantizer = self.quantizer(record)?;
             let prepared = quantizer.prepare(site.calibration(), Method::KMeans)?;
-            let round = Round {
+            let mut round = Round {
                 lut: &old,
                 gradient,
                 pull: &mut pull,
                 rate,
             };
-            let (lut, found) = quantizer.refine(matrix, &prepared, output, round)?;
+            let (lut, found) = quantizer.refine(matrix, &prepared, output, &mut round)?;
             let report = MatrixReport {
                 plain_error: found.plain_error,
                 weighted_error: found.weighted_error,

@@ -90,14 +90,14 @@ fn rounds_make_up_for_an_error_elsewhere_and_not_without_one() {
         let mut pull = vec![0.0; ROWS * COLS];
         for _ in 0..12 {
             let (_, gradient) = beside.loss(&lut.dequantize());
-            let round = Round {
+            let mut round = Round {
                 lut: &lut,
                 gradient: &gradient,
                 pull: &mut pull,
                 rate: 0.3,
             };
             lut = quantizer
-                .refine(problem.matrix(), &prepared, beside.output(), round)
+                .refine(problem.matrix(), &prepared, beside.output(), &mut round)
                 .unwrap()
                 .0;
         }
@@ -121,13 +121,13 @@ fn what_does_not_fit_is_refused() {
         .prepare(problem.calibration(), Method::KMeans)
         .unwrap();
     let refuse = |gradient: &[f32], pull: &mut [f32]| {
-        let round = Round {
+        let mut round = Round {
             lut: &lut,
             gradient,
             pull,
             rate: 0.1,
         };
-        let refined = quantizer.refine(problem.matrix(), &prepared, beside.output(), round);
+        let refined = quantizer.refine(problem.matrix(), &prepared, beside.output(), &mut round);
         refined.err().map(|e| e.to_string()).unwrap()
     };
     let mut values = vec![0.0; ROWS * COLS];
