@@ -75,6 +75,10 @@ fn cut(dir: &Path) -> Result<(), Box<dyn Error>> {
     let path = dir.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path)?)?;
     config["vocab_size"] = VOCAB.into();
+    // The model's own ids are beyond those that stay.
+    config["eos_token_id"] = 0.into();
+    config["bos_token_id"] = 0.into();
+    let _ = fs::remove_file(dir.join("generation_config.json"));
     fs::write(&path, serde_json::to_vec_pretty(&config)?)?;
     let mut shards = Vec::new();
     for entry in fs::read_dir(dir)? {
