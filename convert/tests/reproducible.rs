@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{assert_same, killed, ok, run, text, tiny};
+use common::{assert_same, killed, killed_until_complete, ok, run, text, tiny};
 
 fn quantize_args<'a>(model: &'a str, store: &'a str, jobs: &'a str) -> Vec<&'a str> {
     vec![
@@ -64,19 +64,7 @@ fn killed_anywhere_it_goes_on_to_the_same_bytes() {
     let (store, folder) = (dir.path().join("store"), dir.path().join("folder"));
     let quantize = quantize_args(text(&model), text(&store), "2");
     let target = target_args(text(&store), text(&folder));
-    let mut interrupted = 0;
-    for step in 1..60 {
-        let running = killed(&quantize, Duration::from_millis(step * 25));
-        interrupted += usize::from(running);
-        let complete = store.join("store.json").exists();
-        let opens = run(&["inspect", text(&store)]).status.success();
-        assert_eq!(opens, complete, "an unfinished store was accepted");
-        if complete {
-            break;
-        }
-    }
-    assert!(interrupted > 0, "the command was never interrupted");
-    ok(&quantize);
+    killed_until_complete(&quantize, &store, 25);
     assert_same(&whole, &store);
 
     let mut interrupted = 0;

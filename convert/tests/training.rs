@@ -4,9 +4,8 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use common::{assert_same, command, killed, ok, run, text, tiny};
+use common::{assert_same, command, killed_until_complete, ok, text, tiny};
 
 /// A store made with other arguments than the usual.
 fn store(dir: &Path, others: &str) -> PathBuf {
@@ -47,6 +46,17 @@ fn improved(args: &[&str], threads: &str, bound: f64) {
     assert!(after < bound * before, "{said}");
 }
 
+/// The same with one thread and with two, to the same bytes; returns the first store.
+fn improved_alike(command: &str, model: &Path, store: &Path, bound: f64) -> PathBuf {
+    let [one, two] = ["1", "2"].map(|threads| {
+        let output = store.with_file_name(threads);
+        improved(&args(command, model, store, &output), threads, bound);
+        output
+    });
+    assert_same(&one, &two);
+    one
+}
+
 fn accepted(store: &Path, folder: &Path) {
     let args = "--chunks 2 --max-context 512";
     let mut all = vec!["--quiet", "target", text(store), "-o", text(folder)];
@@ -60,12 +70,7 @@ fn tuning_lowers_the_divergence_to_the_same_bytes_with_any_number_of_threads() {
     let dir = tempfile::tempdir().unwrap();
     let others = "--method kmeans --guided false --tokens 2048";
     let (model, store) = (tiny(), store(dir.path(), others));
-    let [one, two] = ["1", "2"].map(|threads| {
-        let output = dir.path().join(threads);
-        improved(&args("tune", &model, &store, &output), threads, 0.97);
-        output
-    });
-    assert_same(&one, &two);
+    let one = improved_alike("tune", &model, &store, 0.97);
     // It can be lowered like any other store.
     accepted(&one, &dir.path().join("folder"));
 }
@@ -75,28 +80,12 @@ fn refining_lowers_the_divergence_and_goes_on_where_it_was_killed() {
     let dir = tempfile::tempdir().unwrap();
     // As good as each matrix can be for itself. A step that follows no gradient gains 3%.
     let (model, store) = (tiny(), store(dir.path(), "--tokens 6000"));
-    let [one, two] = ["1", "2"].map(|threads| {
-        let output = dir.path().join(threads);
-        improved(&args("refine", &model, &store, &output), threads, 0.92);
-        output
-    });
-    assert_same(&one, &two);
+    let one = improved_alike("refine", &model, &store, 0.92);
     accepted(&one, &dir.path().join("folder"));
 
     let output = dir.path().join("killed");
     let again = args("refine", &model, &store, &output);
-    let mut interrupted = 0;
-    for step in 1..60 {
-        interrupted += usize::from(killed(&again, Duration::from_millis(step * 150)));
-        let complete = output.join("store.json").exists();
-        let opens = run(&["inspect", text(&output)]).status.success();
-        assert_eq!(opens, complete, "an unfinished store was accepted");
-        if complete {
-            break;
-        }
-    }
-    assert!(interrupted > 0, "the command was never interrupted");
-    ok(&again);
+    killed_until_complete(&again, &output, 150);
     assert_same(&one, &output);
     assert!(!output.join("refine.partial").exists());
 }

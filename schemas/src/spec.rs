@@ -189,6 +189,9 @@ impl fmt::Display for Linear {
 }
 
 impl Site {
+    /// The places of a layer, in the order of its computation.
+    pub const OF_LAYER: [Self; 4] = [Self::AttnIn, Self::AttnOut, Self::MlpIn, Self::MlpMid];
+
     /// Number of activations per token.
     pub fn width(self, spec: &ModelSpec) -> usize {
         match self {

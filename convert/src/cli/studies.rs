@@ -1,4 +1,4 @@
-//! `tune` and `ablate`: their arguments, and how they are run.
+//! `refine`, `tune` and `ablate`: their arguments, and how they are run.
 
 use std::path::PathBuf;
 
@@ -8,6 +8,7 @@ use clap::Args;
 use super::args::{CalibrationArgs, RunArgs, threads};
 use super::job::Job;
 use super::say::{agreed, json, print, write_page};
+use crate::commands::Change;
 use crate::commands::ablate::{self, AblateOptions};
 use crate::commands::refine::{self, RefineOptions};
 use crate::commands::text::TextSource;
@@ -174,6 +175,18 @@ impl AblateArgs {
 /// Takes the lock and starts the guard for a job of this name.
 type Start<'a> = &'a dyn Fn(&str) -> Result<Job, Error>;
 
+/// Prints what a store has gained on text kept out of something.
+fn say_change(run: &RunArgs, of: &str, change: &Change) -> Result<(), Error> {
+    print(&if run.json {
+        json(change)?
+    } else {
+        format!(
+            "KL on text kept out of {of}: {:.4} before, {:.4} after",
+            change.before, change.after
+        )
+    })
+}
+
 /// Runs `tune` on a checkpoint that is here.
 pub(super) fn tune(
     args: &TuneArgs,
@@ -192,14 +205,7 @@ pub(super) fn tune(
     let Some(tuned) = tune::run(&options, ui, stop)? else {
         return Ok(());
     };
-    print(&if args.run.json {
-        json(&tuned)?
-    } else {
-        format!(
-            "KL on text kept out of training: {:.4} before, {:.4} after",
-            tuned.before, tuned.after
-        )
-    })
+    say_change(&args.run, "training", &tuned)
 }
 
 /// Runs `refine` on a checkpoint that is here.
@@ -220,14 +226,7 @@ pub(super) fn refine(
     let Some(refined) = refine::run(&options, ui, stop)? else {
         return Ok(());
     };
-    print(&if args.run.json {
-        json(&refined)?
-    } else {
-        format!(
-            "KL on text kept out of the rounds: {:.4} before, {:.4} after",
-            refined.before, refined.after
-        )
-    })
+    say_change(&args.run, "the rounds", &refined)
 }
 
 /// Runs `ablate` on a checkpoint that is here.

@@ -178,8 +178,8 @@ pub(crate) fn stores(options: &AblateOptions) -> impl Iterator<Item = PathBuf> {
     names.map(|name| options.output.join(name))
 }
 
-/// Models that are measured, without refined and tuned ones, and output layers of the last; the others
-/// have two.
+/// Models that are measured, without refined and tuned ones, and output layers of the last;
+/// the others have two.
 pub(crate) const STUDENTS: [usize; 2] = [STEPS.len() + 1, HEADS.len()];
 
 /// What the stores are made by.

@@ -13,6 +13,7 @@ pub mod findings;
 pub mod inspect;
 pub mod lint;
 mod notices;
+mod origin;
 pub mod package;
 pub mod quantize;
 mod recipe;
@@ -25,3 +26,4 @@ pub mod tune;
 pub mod verify;
 
 pub(crate) use notices::travels as travels_with_model;
+pub use training::Change;

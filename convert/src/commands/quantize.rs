@@ -29,6 +29,7 @@ use crate::ui::{Stage, Ui};
 
 mod budget;
 mod effort;
+mod floats;
 mod kept;
 mod magnitudes;
 mod recipe;
@@ -38,6 +39,7 @@ mod statistics;
 mod work;
 
 pub use effort::Effort;
+pub(super) use floats::{read_f32, write_f32};
 pub(super) use kept::{Kept, Statistics};
 use magnitudes::Magnitudes;
 pub(crate) use recipe::RULES;

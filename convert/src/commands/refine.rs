@@ -24,18 +24,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use anemone_calib::{Corpus, Error as CalibError, Weights};
-use anemone_schemas::checkpoint::Checkpoint;
+use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::lut::LutMatrix;
 use anemone_schemas::spec::{LM_HEAD, ModelSpec};
-use anemone_schemas::store::{Key, LutRecord, MatrixReport, Provenance, Store, StoreWriter};
-use serde::Serialize;
+use anemone_schemas::store::{Key, LutRecord, MatrixReport, Store};
 
+use super::origin::{Origin, begin};
 use super::quantize::Statistics;
 use super::rewrite::{Replace, rewrite};
-use super::target::store_spec;
-use super::text::{self, Budget};
-use super::training::{Text, Training};
+use super::text::Budget;
+use super::training::{Change, Text, Training};
 use crate::error::Error;
 use crate::lower::StoreWeights;
 use crate::stop::Stop;
@@ -75,68 +73,57 @@ pub struct RefineOptions {
     pub jobs: usize,
 }
 
-/// Divergence on the windows kept out, before and after.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Refined {
-    /// Of the store that went in.
-    pub before: f64,
-    /// Of the store that came out.
-    pub after: f64,
-}
-
 /// Runs the command; nothing is returned if it had been done before.
 ///
 /// # Errors
 /// Bad input, too little text, or an interruption.
-pub fn run(options: &RefineOptions, ui: Ui, stop: &Stop) -> Result<Option<Refined>, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
-    let store = Store::open(&options.store)?;
-    if store.manifest().provenance.source_fingerprint != checkpoint.fingerprint() {
-        return Err(Error::bad_input(format!(
-            "`{}` was not made from `{}`",
-            options.store.display(),
-            options.model.display()
-        )));
-    }
-    let spec = store_spec(&store)?;
-    let head = options.head.as_deref().map(Store::open).transpose()?;
-    let tokenizer = text::open_tokenizer(&options.model)?;
+pub fn run(options: &RefineOptions, ui: Ui, stop: &Stop) -> Result<Option<Change>, Error> {
     let budget = Budget {
         tokens: options.tokens,
-        window: options.window.min(spec.max_position),
+        window: options.window,
     };
-    let corpus = text::calibration(&tokenizer, &options.calibration, budget)?;
-    let text = Text::divide(&corpus)?;
-    let provenance = provenance(options, &store, head.as_ref(), &corpus);
-    if let Ok(done) = Store::open(&options.output)
-        && done.manifest().provenance == provenance
-    {
-        ui.note(&format!(
-            "`{}` is complete already",
-            options.output.display()
-        ));
+    let origin = Origin::open(
+        &options.model,
+        &options.store,
+        options.head.as_deref(),
+        &options.calibration,
+        budget,
+    )?;
+    let text = Text::divide(&origin.corpus)?;
+    let settings = [
+        ("rounds", options.rounds.into()),
+        ("round_tokens", options.round_tokens.into()),
+        ("rate", options.rate.into()),
+    ];
+    let provenance = origin.provenance("refine", &settings);
+    let Some(writer) = begin(&options.output, &provenance, ui)? else {
         return Ok(None);
-    }
-    // Another store in its place is refused now, not after the work.
-    let writer = StoreWriter::create_or_resume(&options.output, provenance.clone())?;
-
+    };
+    let Origin {
+        checkpoint,
+        store,
+        spec,
+        head,
+        valid,
+        corpus,
+    } = &origin;
     let scratch = options.output.join(SCRATCH);
     let text_key = corpus.fingerprint();
     let known = Key::of([checkpoint.fingerprint().as_bytes(), text_key.as_bytes()]);
     let statistics = Statistics::gather(
-        &checkpoint,
+        checkpoint,
         text.windows(),
-        tokenizer.size(),
+        *valid,
         &scratch.join(format!("statistics-{}", &known.as_str()[..16])),
         ui,
         stop,
     )?;
-    let training = Training::new(&checkpoint, text, tokenizer.size(), ui, stop)?;
+    let training = Training::new(checkpoint, text, *valid, ui, stop)?;
     let mut job = Job {
         options,
-        checkpoint: &checkpoint,
-        spec: &spec,
-        store: &store,
+        checkpoint,
+        spec,
+        store,
         head: head.as_ref(),
         provenance: &provenance,
         scratch: &scratch,
@@ -166,38 +153,13 @@ pub fn run(options: &RefineOptions, ui: Ui, stop: &Stop) -> Result<Option<Refine
             "KL on text kept out went from {before:.4} to {after:.4}: the matrices stay as they were"
         ));
     }
-    rewrite(&store, writer, &provenance, "refined", &student)?;
+    rewrite(store, writer, &provenance, "refined", &student)?;
     checkpoint.unchanged()?;
     fs::remove_dir_all(&scratch).map_err(|e| Error::io(&scratch, &e))?;
-    Ok(Some(Refined {
+    Ok(Some(Change {
         before,
         after: after.min(before),
     }))
-}
-
-fn provenance(
-    options: &RefineOptions,
-    store: &Store,
-    head: Option<&Store>,
-    corpus: &Corpus,
-) -> Provenance {
-    let mut provenance = store.manifest().provenance.clone();
-    for (key, value) in [
-        ("refine_rounds", options.rounds.into()),
-        ("refine_round_tokens", options.round_tokens.into()),
-        ("refine_rate", options.rate.into()),
-        ("refine_tokens", corpus.tokens().into()),
-        ("refine_text", corpus.fingerprint().into()),
-    ] {
-        provenance.settings.insert(key.to_string(), value);
-    }
-    if let Some(head) = head {
-        let record = head.manifest().matrices.iter().find(|m| m.name == LM_HEAD);
-        let key = record.map(|m| m.sha256.clone());
-        provenance.settings.insert("refine_head".into(), key.into());
-    }
-    provenance.tool = crate::PRODUCER.to_string();
-    provenance
 }
 
 /// The quantized model after a round.

@@ -11,6 +11,7 @@ use anemone_calib::{
 };
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::spec::{Linear, Site};
+use serde::Serialize;
 
 use crate::error::Error;
 use crate::stop::Stop;
@@ -18,6 +19,15 @@ use crate::ui::Ui;
 
 /// One window in so many is kept out of the training.
 pub(crate) const HELD_OUT: usize = 10;
+
+/// Divergence on the windows kept out, before and after.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Change {
+    /// Of the store that went in.
+    pub before: f64,
+    /// Of the store that came out.
+    pub after: f64,
+}
 
 /// Windows to train on, and those that judge.
 pub(super) struct Text {

@@ -17,15 +17,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anemone_schemas::checkpoint::Checkpoint;
-use anemone_schemas::spec::{FINAL_NORM, LM_HEAD, Linear, Norm};
-use anemone_schemas::store::{Store, StoreWriter};
-use serde::Serialize;
+use anemone_schemas::spec::{FINAL_NORM, Linear, Norm};
 
+use super::origin::{Origin, begin};
 use super::rewrite::rewrite;
-use super::target::store_spec;
-use super::text::{self, Budget};
-use super::training::{Found, Text, Training};
+use super::text::Budget;
+use super::training::{Change, Found, Text, Training};
 use crate::error::Error;
 use crate::stop::Stop;
 use crate::ui::Ui;
@@ -62,69 +59,43 @@ pub struct TuneOptions {
     pub rate: f64,
 }
 
-/// Divergence on the windows kept out, before and after.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Tuned {
-    /// Of the store that went in.
-    pub before: f64,
-    /// Of the store that came out.
-    pub after: f64,
-}
-
 /// Runs the command; nothing is returned if it had been done before.
 ///
 /// # Errors
 /// Bad input, too little text, or an interruption.
-pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Tuned>, Error> {
-    let checkpoint = Checkpoint::open(&options.model)?;
-    let store = Store::open(&options.store)?;
-    if store.manifest().provenance.source_fingerprint != checkpoint.fingerprint() {
-        return Err(Error::bad_input(format!(
-            "`{}` was not made from `{}`",
-            options.store.display(),
-            options.model.display()
-        )));
-    }
-    let spec = store_spec(&store)?;
-    let head_store = options.head.as_deref().map(Store::open).transpose()?;
-    let new_student = || Student::new(&store, head_store.as_ref(), &spec);
-    let tokenizer = text::open_tokenizer(&options.model)?;
+pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Change>, Error> {
     let budget = Budget {
         tokens: options.tokens,
-        window: options.window.min(spec.max_position),
+        window: options.window,
     };
-    let corpus = text::calibration(&tokenizer, &options.calibration, budget)?;
-    let text = Text::divide(&corpus)?;
-
-    let mut provenance = store.manifest().provenance.clone();
-    for (key, value) in [
-        ("tune_steps", options.steps.into()),
-        ("tune_step_tokens", options.step_tokens.into()),
-        ("tune_rate", options.rate.into()),
-        ("tune_tokens", corpus.tokens().into()),
-        ("tune_text", corpus.fingerprint().into()),
-    ] {
-        provenance.settings.insert(key.to_string(), value);
-    }
-    if let Some(head) = &head_store {
-        let record = head.manifest().matrices.iter().find(|m| m.name == LM_HEAD);
-        let key = record.map(|m| m.sha256.clone());
-        provenance.settings.insert("tune_head".into(), key.into());
-    }
-    provenance.tool = crate::PRODUCER.to_string();
-    if let Ok(done) = Store::open(&options.output)
-        && done.manifest().provenance == provenance
-    {
-        ui.note(&format!(
-            "`{}` is complete already",
-            options.output.display()
-        ));
+    let origin = Origin::open(
+        &options.model,
+        &options.store,
+        options.head.as_deref(),
+        &options.calibration,
+        budget,
+    )?;
+    let text = Text::divide(&origin.corpus)?;
+    let settings = [
+        ("steps", options.steps.into()),
+        ("step_tokens", options.step_tokens.into()),
+        ("rate", options.rate.into()),
+    ];
+    let provenance = origin.provenance("tune", &settings);
+    let Some(writer) = begin(&options.output, &provenance, ui)? else {
         return Ok(None);
-    }
-    // Another store in its place is refused now, not after the training.
-    let writer = StoreWriter::create_or_resume(&options.output, provenance.clone())?;
+    };
+    let Origin {
+        checkpoint,
+        store,
+        spec,
+        head,
+        valid,
+        ..
+    } = &origin;
+    let new_student = || Student::new(store, head.as_ref(), spec);
 
-    let training = Training::new(&checkpoint, text, tokenizer.size(), ui, stop)?;
+    let training = Training::new(checkpoint, text, *valid, ui, stop)?;
     let mut student = new_student()?;
     let before = training.held_out(&student)?;
     let stage = ui.stage("tune", options.steps);
@@ -145,9 +116,9 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Tuned>, 
         ));
         student = new_student()?;
     }
-    rewrite(&store, writer, &provenance, "tuned", &student)?;
+    rewrite(store, writer, &provenance, "tuned", &student)?;
     checkpoint.unchanged()?;
-    Ok(Some(Tuned {
+    Ok(Some(Change {
         before,
         after: after.min(before),
     }))

@@ -47,9 +47,6 @@ pub(super) fn layer_memory(spec: &ModelSpec) -> u64 {
     linears as u64 * 4 + (GROUP_ROWS * row * 4) as u64
 }
 
-/// Distinct inputs of a layer's matrices.
-pub(super) const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid];
-
 /// The plan of `quantize`.
 ///
 /// # Errors
@@ -122,7 +119,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     for layer in 0..spec.layers {
         let mut products = tokens * layer_products(spec, window) * passes;
         let mut factors = 0.0;
-        for site in SITES {
+        for site in Site::OF_LAYER {
             products += tokens * (site.width(spec) as f64).powi(2) / 2.0;
             let mut readers = Linear::ALL.iter().filter(|l| l.site() == site);
             let factored = readers.any(|l| feedback(&l.tensor(layer)));
@@ -160,7 +157,10 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     ));
 
     let mut plan = Plan::new("quantize", steps)?;
-    let hessians: usize = SITES.iter().map(|s| s.width(spec).pow(2) * 4).sum();
+    let hessians: usize = Site::OF_LAYER
+        .iter()
+        .map(|s| s.width(spec).pow(2) * 4)
+        .sum();
     let hidden = options.tokens * spec.hidden * 4;
     // A matrix, its residual and codes; the Hessian in f64 with its factor and inverse.
     let largest = Linear::ALL
@@ -196,7 +196,11 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
             "`{LM_HEAD}` is the embedding: the output layer gets tables, `{EMBEDDING}` stays fp16"
         ));
     }
-    let widest = SITES.iter().map(|s| s.width(spec)).max().unwrap_or(0);
+    let widest = Site::OF_LAYER
+        .iter()
+        .map(|s| s.width(spec))
+        .max()
+        .unwrap_or(0);
     if gptq && options.tokens < 2 * widest {
         plan.notes.push(format!(
             "{} calibration tokens for inputs {widest} wide: at least {} are better",

@@ -1,10 +1,10 @@
 //! The plan of `refine`.
 
 use anemone_schemas::checkpoint::Checkpoint;
-use anemone_schemas::spec::{Linear, ModelSpec};
+use anemone_schemas::spec::{Linear, ModelSpec, Site};
 use anemone_schemas::store::Store;
 
-use super::cost::{BASE_MEMORY, SITES, TEXT_MEMORY, layer_memory, layer_products, product};
+use super::cost::{BASE_MEMORY, TEXT_MEMORY, layer_memory, layer_products, product};
 use super::studies::{products, store_bytes};
 use super::{Plan, Step, Work};
 use crate::commands::refine::RefineOptions;
@@ -38,7 +38,10 @@ pub(super) fn work(options: &RefineOptions, spec: &ModelSpec) -> [Step; 3] {
     let window = options.window.min(spec.max_position);
     let layers = spec.layers as f64 * layer_products(spec, window);
     let head = product([spec.vocab, spec.hidden]);
-    let sites: f64 = SITES.iter().map(|s| (s.width(spec) as f64).powi(2)).sum();
+    let sites: f64 = Site::OF_LAYER
+        .iter()
+        .map(|s| (s.width(spec) as f64).powi(2))
+        .sum();
     let tokens = options.tokens as f64;
     let held_out = tokens / HELD_OUT as f64;
     let round = options.round_tokens.min(options.tokens) as f64;
@@ -74,7 +77,7 @@ pub(super) fn work(options: &RefineOptions, spec: &ModelSpec) -> [Step; 3] {
 /// The statistics of all layers with the teacher's hidden states, and the pulls and matrices of
 /// three rounds: the one that is made, the one before, and the one before that.
 pub(super) fn scratch(options: &RefineOptions, spec: &ModelSpec) -> u64 {
-    let hessians: usize = SITES.iter().map(|s| s.width(spec).pow(2)).sum();
+    let hessians: usize = Site::OF_LAYER.iter().map(|s| s.width(spec).pow(2)).sum();
     let shapes = Linear::ALL.iter().map(|l| l.shape(spec));
     let outputs: usize = shapes
         .clone()
@@ -93,7 +96,10 @@ pub(super) fn memory(options: &RefineOptions, spec: &ModelSpec) -> u64 {
         .map(|l| l.shape(spec))
         .map(|[rows, cols]| rows * cols)
         .sum();
-    let hessians: usize = SITES.iter().map(|s| s.width(spec).pow(2) * 4).sum();
+    let hessians: usize = Site::OF_LAYER
+        .iter()
+        .map(|s| s.width(spec).pow(2) * 4)
+        .sum();
     let row = spec.hidden * 4;
     // In the rounds: inputs of all layers, the teacher's end of all windows, a layer's
     // gradients and statistics, two output layers, and logits.

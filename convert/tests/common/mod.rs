@@ -65,6 +65,23 @@ pub(crate) fn killed(args: &[&str], delay: Duration) -> bool {
     running
 }
 
+/// Kills the command that makes a store again and again, after `pause` milliseconds more each time,
+/// and lets it end. What is unfinished must not be accepted meanwhile.
+pub(crate) fn killed_until_complete(args: &[&str], store: &Path, pause: u64) {
+    let mut interrupted = 0;
+    for step in 1..60 {
+        interrupted += usize::from(killed(args, Duration::from_millis(step * pause)));
+        let complete = store.join("store.json").exists();
+        let opens = run(&["inspect", text(store)]).status.success();
+        assert_eq!(opens, complete, "an unfinished store was accepted");
+        if complete {
+            break;
+        }
+    }
+    assert!(interrupted > 0, "the command was never interrupted");
+    ok(args);
+}
+
 /// Runs and expects success.
 pub(crate) fn ok(args: &[&str]) -> String {
     let out = run(args);

@@ -1,21 +1,19 @@
 //! Statistics of all layers that are kept in files for more than one use.
 
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_calib::Teacher;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec, Site};
 
+use super::floats::{read_f32, write_f32};
 use super::statistics::{self, Scratch, SiteStats, readers};
 use crate::error::Error;
 use crate::quantize::{Calibration, OUTPUT_ROWS};
 use crate::stop::Stop;
 use crate::ui::Ui;
-
-/// The places of a layer where matrices read, in the order of the files.
-const SITES: [Site; 4] = [Site::AttnIn, Site::AttnOut, Site::MlpIn, Site::MlpMid];
 
 /// A folder with a file per layer: of each site the mixture of plain and guided `Σ x xᵀ`, and of each
 /// matrix there `Σ g gᵀ` in blocks, all in f32.
@@ -99,13 +97,11 @@ impl Statistics {
         let path = self.path(layer);
         let write = || -> std::io::Result<()> {
             let mut out = BufWriter::new(File::create(&path)?);
-            for site in SITES {
+            for site in Site::OF_LAYER {
                 for found in stats.iter().filter(|s| s.plain.site == site) {
                     let inputs = found.mixed.as_ref().unwrap_or(&found.plain);
                     let blocks = found.outputs.iter().flat_map(|o| &o.1);
-                    for value in inputs.hessian.iter().chain(blocks) {
-                        out.write_all(&value.to_le_bytes())?;
-                    }
+                    write_f32(&mut out, inputs.hessian.iter().chain(blocks))?;
                 }
             }
             out.flush()
@@ -122,14 +118,9 @@ impl Statistics {
         let path = self.path(layer);
         let read = || -> std::io::Result<Vec<Kept>> {
             let mut file = BufReader::new(File::open(&path)?);
-            let mut take = |count: usize| -> std::io::Result<Vec<f32>> {
-                let mut bytes = vec![0; count * 4];
-                file.read_exact(&mut bytes)?;
-                let (values, _) = bytes.as_chunks::<4>();
-                Ok(values.iter().map(|v| f32::from_le_bytes(*v)).collect())
-            };
+            let mut take = |count| read_f32(&mut file, count);
             let mut sites = Vec::new();
-            for site in SITES {
+            for site in Site::OF_LAYER {
                 let cols = site.width(spec);
                 let hessian = take(cols * cols)?;
                 let sumsq = (0..cols).map(|c| hessian[c * cols + c].into()).collect();

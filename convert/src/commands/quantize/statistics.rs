@@ -6,7 +6,7 @@
 //! the statistics of each. Without, statistics come from the first pass.
 
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_calib::{
@@ -15,6 +15,7 @@ use anemone_calib::{
 };
 use anemone_schemas::spec::{Linear, ModelSpec, Site};
 
+use super::floats::{read_f32, write_f32};
 use crate::error::Error;
 use crate::quantize::{Calibration, OUTPUT_ROWS};
 
@@ -84,9 +85,7 @@ impl Scratch {
         let path = self.path(layer);
         let write = || -> std::io::Result<()> {
             let mut out = BufWriter::new(File::create(&path)?);
-            for value in hidden.0.iter().flatten() {
-                out.write_all(&value.to_le_bytes())?;
-            }
+            write_f32(&mut out, hidden.0.iter().flatten())?;
             out.flush()
         };
         write().map_err(|e| Error::io(&path, &e))
@@ -97,14 +96,11 @@ impl Scratch {
         let path = self.path(layer);
         let read = || -> std::io::Result<Hidden> {
             let mut file = BufReader::new(File::open(&path)?);
-            let mut windows = Vec::with_capacity(self.lengths.len());
-            for &length in &self.lengths {
-                let mut bytes = vec![0; length * 4];
-                file.read_exact(&mut bytes)?;
-                let (values, _) = bytes.as_chunks::<4>();
-                windows.push(values.iter().map(|b| f32::from_le_bytes(*b)).collect());
-            }
-            Ok(Hidden(windows))
+            let windows = self
+                .lengths
+                .iter()
+                .map(|&length| read_f32(&mut file, length));
+            Ok(Hidden(windows.collect::<std::io::Result<_>>()?))
         };
         let hidden = read().map_err(|e| Error::io(&path, &e))?;
         fs::remove_file(&path).map_err(|e| Error::io(&path, &e))?;

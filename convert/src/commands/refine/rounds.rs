@@ -1,7 +1,8 @@
 //! The rounds, and what is kept of them.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_schemas::atomic;
@@ -12,7 +13,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{RefineOptions, Student};
-use crate::commands::quantize::{Kept, Statistics, load_matrix};
+use crate::commands::quantize::{Kept, Statistics, load_matrix, read_f32, write_f32};
 use crate::commands::training::{Found, Training};
 use crate::error::Error;
 use crate::lower::StoreWeights;
@@ -109,7 +110,7 @@ impl<'a> Job<'a> {
             }
         };
         let rate = self.options.rate * self.decay(round) / 2f64.powi(progress.halved);
-        let loss = self.step(round, batch, &student, progress.current, rate)?;
+        let loss = self.step(round, batch, &student, rate)?;
         let mut said = format!("KL {loss:.4}");
         if before.is_some_and(|before| loss > before) {
             // The step before went too far, and this one started from there.
@@ -133,14 +134,13 @@ impl<'a> Job<'a> {
         Ok(said)
     }
 
-    /// Makes the matrices of a round from those of round `from`; returns the divergence on
-    /// the batch before it.
+    /// Makes the matrices of a round from those of the student; returns its divergence on the
+    /// batch.
     fn step(
         &mut self,
         round: usize,
         batch: &[usize],
         student: &Student<'_>,
-        from: usize,
         rate: f64,
     ) -> Result<f64, Error> {
         let folder = self.folder(round);
@@ -166,9 +166,8 @@ impl<'a> Job<'a> {
                 },
                 Found::Layer(layer, _) => {
                     let found = std::mem::take(&mut gradients);
-                    let pulls = [from, round].map(|round| self.folder(round));
                     for site in self.statistics.layer(self.spec, layer)? {
-                        self.site(layer, &site, student, &found, rate, &pulls, &mut writer)?;
+                        self.site(layer, &site, student, &found, rate, &folder, &mut writer)?;
                     }
                 }
             }
@@ -178,7 +177,7 @@ impl<'a> Job<'a> {
         Ok(loss)
     }
 
-    /// Puts the matrices of a site after a step, and their pulls, into the second folder.
+    /// Puts the matrices of a site after a step, and their pulls, into a round's folder.
     #[allow(
         clippy::too_many_arguments,
         reason = "one caller, and each is a plain thing"
@@ -190,7 +189,7 @@ impl<'a> Job<'a> {
         student: &Student<'_>,
         gradients: &BTreeMap<Linear, Vec<f32>>,
         rate: f64,
-        folders: &[PathBuf; 2],
+        folder: &Path,
         writer: &mut StoreWriter,
     ) -> Result<(), Error> {
         for (linear, blocks) in &site.outputs {
@@ -207,10 +206,10 @@ impl<'a> Job<'a> {
                 .unwrap_or(self.store)
                 .load_lut(&name)?;
             let (rows, cols, data) = load_matrix(self.checkpoint, &name)?;
-            let [before, after] = folders.each_ref().map(|f| f.join(format!("{name}.pull")));
+            let pull_of = |folder: &Path| folder.join(format!("{name}.pull"));
             let mut pull = match &student.round {
                 None => vec![0.0; data.len()],
-                Some(_) => read_f32(&before, data.len())?,
+                Some(before) => read_pull(&pull_of(before.dir()), data.len())?,
             };
             let matrix = Matrix {
                 name: &name,
@@ -237,7 +236,7 @@ impl<'a> Job<'a> {
                 method: format!("{}, refined", record.report.method),
                 ..record.report.clone()
             };
-            write_f32(&after, &pull)?;
+            write_pull(&pull_of(folder), &pull)?;
             let key = Key::of([b"round".as_slice(), name.as_bytes()]);
             writer.put_lut(&name, &key, &lut, report)?;
         }
@@ -268,22 +267,26 @@ impl<'a> Job<'a> {
     }
 }
 
-fn write_f32(path: &Path, values: &[f32]) -> Result<(), Error> {
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    fs::write(path, bytes).map_err(|e| Error::io(path, &e))
+fn write_pull(path: &Path, pull: &[f32]) -> Result<(), Error> {
+    let write = || {
+        let mut out = BufWriter::new(File::create(path)?);
+        write_f32(&mut out, pull.iter())?;
+        out.flush()
+    };
+    write().map_err(|e| Error::io(path, &e))
 }
 
-fn read_f32(path: &Path, count: usize) -> Result<Vec<f32>, Error> {
-    let bytes = fs::read(path).map_err(|e| Error::io(path, &e))?;
-    let (values, _) = bytes.as_chunks::<4>();
-    if values.len() != count || bytes.len() != count * 4 {
+fn read_pull(path: &Path, count: usize) -> Result<Vec<f32>, Error> {
+    let at = |e| Error::io(path, &e);
+    let mut file = File::open(path).map_err(at)?;
+    let found = file.metadata().map_err(at)?.len();
+    let expected = count as u64 * 4;
+    if found != expected {
         return Err(Error::bad_input(format!(
-            "`{}` has {} bytes, expected {}",
+            "`{}` has {found} bytes, expected {expected}",
             path.display(),
-            bytes.len(),
-            count * 4
         ))
         .hint("remove the folder to begin anew"));
     }
-    Ok(values.iter().map(|v| f32::from_le_bytes(*v)).collect())
+    read_f32(&mut file, count).map_err(at)
 }
