@@ -7,6 +7,7 @@ mod embedded;
 pub mod error;
 pub mod lint;
 pub mod lower;
+mod ordered;
 pub mod output;
 pub mod plan;
 pub mod publish;

@@ -140,6 +140,7 @@ fn read(kind: &str, dir: &Path) -> Vec<String> {
                 tokens: 256,
                 window: 256,
                 jobs: 1,
+                fit_order: false,
                 layers: None,
                 target_bpw: None,
             };

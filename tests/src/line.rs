@@ -52,6 +52,7 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
         tokens,
         window: 256,
         jobs: 2,
+        fit_order: method == Method::TwoSided,
         layers: None,
         target_bpw: None,
     };

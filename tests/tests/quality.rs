@@ -93,6 +93,7 @@ fn an_output_layer_of_six_bits_is_lowered_and_closer_to_the_original() {
             tokens: 4096,
             window: 256,
             jobs: 2,
+            fit_order: false,
             layers: None,
             target_bpw: None,
         };

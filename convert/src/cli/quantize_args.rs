@@ -20,6 +20,14 @@ enum MethodArg {
     TwoSided,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OrderArg {
+    /// As in the checkpoint.
+    Given,
+    /// By how well rows share a table, as the loss and the inputs weigh them.
+    Fitted,
+}
+
 impl From<MethodArg> for Method {
     fn from(arg: MethodArg) -> Self {
         match arg {
@@ -58,6 +66,10 @@ pub(super) struct QuantizeArgs {
     /// `method` and `damping`, by commas. Repeatable; the last rule that gives an option counts.
     #[arg(long = "set", value_name = "REGEX=OPTIONS")]
     rules: Vec<Rule>,
+    /// Order of the MLP's channels: as in the checkpoint, or one in which neighbouring rows
+    /// suit one table. By default fitted for `two-sided`, and given for the others.
+    #[arg(long, value_enum)]
+    mlp_order: Option<OrderArg>,
     #[command(flatten)]
     text: CalibrationArgs,
     /// Worker threads; the result does not depend on them.
@@ -93,6 +105,10 @@ impl QuantizeArgs {
             tokens: self.text.tokens,
             window: self.text.window,
             jobs: self.jobs,
+            fit_order: match self.mlp_order {
+                Some(order) => order == OrderArg::Fitted,
+                None => matches!(self.method, MethodArg::TwoSided),
+            },
             layers: self.layers,
             target_bpw: self.target_bpw,
         }

@@ -1,6 +1,7 @@
 //! `ablate`: what each step of the quantizer is worth on a model.
 //!
-//! All stores come from one pair of passes of the teacher over the same calibration text, and are
+//! All stores come from the same passes of the teacher over the same calibration text, but that with
+//! another order of the MLP's channels, which has passes of its own, and are
 //! measured on the same evaluation text with the same output layers, so that a row differs
 //! from the one above in what its name says. Ratios are to the published recipe this
 //! converter started from, weighted k-means and then GPTQ with 1% damping; their
@@ -78,6 +79,8 @@ struct Step {
     output_rows: usize,
     /// Bits of the output layer, if this store has one.
     head: Option<u8>,
+    /// Whether the MLP's channels get an order of their own.
+    ordered: bool,
 }
 
 const fn step(
@@ -96,10 +99,11 @@ const fn step(
         damping,
         output_rows: OUTPUT_ROWS,
         head,
+        ordered: false,
     }
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     step(
         "weighted k-means",
         "kmeans",
@@ -145,6 +149,17 @@ const STEPS: [Step; 7] = [
         0.05,
         Some(4),
     ),
+    Step {
+        ordered: true,
+        ..step(
+            "the same, MLP channels in a fitted order",
+            "ordered",
+            Method::TwoSided,
+            true,
+            0.05,
+            None,
+        )
+    },
 ];
 
 /// The output layers every row is measured with: name and the store it comes from. The last two
@@ -182,10 +197,26 @@ pub(crate) fn stores(options: &AblateOptions) -> impl Iterator<Item = PathBuf> {
 /// the others have two.
 pub(crate) const STUDENTS: [usize; 2] = [STEPS.len() + 1, HEADS.len()];
 
-/// What the stores are made by.
-pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
-    let recipes = STEPS.iter().zip(stores(options));
-    let recipes = recipes.map(|(step, output)| Recipe {
+/// What the stores are made by: those that are made together, in the order of the rows.
+pub(crate) fn recipes(options: &AblateOptions) -> Vec<(QuantizeOptions, Vec<Recipe>)> {
+    let mut outputs = stores(options);
+    let together = STEPS.chunk_by(|a, b| a.ordered == b.ordered);
+    let recipes = together.map(|steps| {
+        let quantize = QuantizeOptions {
+            fit_order: steps[0].ordered,
+            ..options.quantize()
+        };
+        let recipes = steps.iter().zip(&mut outputs);
+        (
+            quantize,
+            recipes.map(|(step, output)| recipe(step, output)).collect(),
+        )
+    });
+    recipes.collect()
+}
+
+fn recipe(step: &Step, output: PathBuf) -> Recipe {
+    Recipe {
         output,
         method: step.method,
         guided: step.guided,
@@ -199,8 +230,7 @@ pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
             vec![rule.expect("a valid rule")]
         }),
         head: step.head.is_some(),
-    });
-    recipes.collect()
+    }
 }
 
 /// Runs the command; returns the table and the report.
@@ -209,7 +239,10 @@ pub(crate) fn recipes(options: &AblateOptions) -> Vec<Recipe> {
 /// As `quantize` and `eval`.
 pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, QualityReport), Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
-    let (stores, _) = quantize::run_all(&options.quantize(), &recipes(options), ui, stop)?;
+    let mut stores = Vec::new();
+    for (quantize, recipes) in recipes(options) {
+        stores.extend(quantize::run_all(&quantize, &recipes, ui, stop)?.0);
+    }
     let mut further = Vec::new();
     if let Some(refine) = options.refine() {
         refine::run(&refine, ui, stop)?;
@@ -328,6 +361,7 @@ impl AblateOptions {
             tokens: self.tokens,
             window: self.window,
             jobs: self.jobs,
+            fit_order: false,
             layers: None,
             target_bpw: None,
         }

@@ -94,6 +94,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
                 tokens: CALIBRATION_TOKENS,
                 window: WINDOW,
                 jobs: options.jobs,
+                fit_order: last,
                 layers: None,
                 target_bpw: None,
             },

@@ -11,7 +11,7 @@
 //! where it stopped and ends in the same bytes; only the teacher starts anew.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anemone_calib::{Hidden, StatsBuilder, Teacher};
@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use super::text::{self, Budget};
 use crate::error::Error;
+use crate::ordered::Ordered;
 use crate::output::{self, Kind};
 use crate::quantize::{Method, Quantizer, Settings};
 use crate::stop::Stop;
@@ -32,6 +33,7 @@ mod effort;
 mod floats;
 mod kept;
 mod magnitudes;
+mod order;
 mod recipe;
 mod rest;
 mod rules;
@@ -42,6 +44,10 @@ pub use effort::Effort;
 pub(super) use floats::{read_f32, write_f32};
 pub(super) use kept::{Kept, Statistics};
 use magnitudes::Magnitudes;
+use order::Fit;
+pub(super) use order::SETTING as ORDER;
+pub(crate) use order::TOKENS as ORDER_TOKENS;
+pub(super) use order::read_order;
 pub(crate) use recipe::RULES;
 pub use recipe::Recipe;
 pub use rules::Rule;
@@ -85,6 +91,9 @@ pub struct QuantizeOptions {
     pub window: usize,
     /// Worker threads; the result does not depend on them.
     pub jobs: usize,
+    /// Whether the MLP's channels get an order in which neighbours suit one table; see
+    /// [`crate::quantize::fit_order`].
+    pub fit_order: bool,
     /// Only the first so many layers, for a trial.
     pub layers: Option<usize>,
     /// Bits per weight at most, over all matrices, tables included: their bits are chosen by
@@ -202,6 +211,9 @@ pub fn run_all(
         if let Some(partial) = options.partial()? {
             settings.insert(PARTIAL.into(), partial);
         }
+        if options.fit_order {
+            settings.insert(order::SETTING.into(), order::FITTED.into());
+        }
         let provenance = Provenance {
             source_fingerprint: checkpoint.fingerprint(),
             method: recipe.method.name().to_string(),
@@ -234,10 +246,27 @@ pub fn run_all(
             options.model.display(),
             corpus.tokens(),
         ));
+        let order = if options.fit_order {
+            let fit = Fit {
+                checkpoint: &checkpoint,
+                windows: corpus.windows(),
+                valid: tokenizer.size(),
+                ui,
+                stop,
+            };
+            let folders: Vec<&Path> = works.iter().map(|w| w.recipe.output.as_path()).collect();
+            let start = Instant::now();
+            let order = fit.find(&folders, scratch_dir(folders[0]))?;
+            effort.step("order", start);
+            Some(order)
+        } else {
+            None
+        };
+        let weights = Ordered::new(&checkpoint, order);
         let steps = (spec.layers * Linear::ALL.len() + 1) * works.len();
         let mut job = Job {
             options,
-            checkpoint: &checkpoint,
+            weights: &weights,
             spec,
             valid: tokenizer.size(),
             works,
@@ -267,7 +296,7 @@ pub fn run_all(
 
 struct Job<'a> {
     options: &'a QuantizeOptions,
-    checkpoint: &'a Checkpoint,
+    weights: &'a Ordered<'a>,
     spec: &'a ModelSpec,
     /// Ids the tokenizer knows.
     valid: usize,
@@ -282,7 +311,7 @@ struct Job<'a> {
 impl Job<'_> {
     /// All matrices of all stores.
     fn matrices(&mut self, windows: &[Vec<u32>]) -> Result<(), Error> {
-        let teacher = Teacher::new(self.checkpoint);
+        let teacher = Teacher::new(self.weights);
         let mut hidden = teacher.embed(windows)?;
         let backward = self.works.iter().any(|w| w.recipe.needs_gradients());
         let scratch = match self.works.first() {
@@ -387,7 +416,7 @@ impl Job<'_> {
     /// Quantizes the named matrices in all stores that lack them.
     fn sites(&mut self, sites: &[(Vec<String>, SiteStats)]) -> Result<(), Error> {
         let context = Context {
-            checkpoint: self.checkpoint,
+            weights: self.weights,
             jobs: self.options.jobs,
             stage: &self.stage,
             ui: self.ui,

@@ -12,7 +12,7 @@ use anemone_schemas::manifest::MANIFEST_FILE;
 use anemone_schemas::store::{Key, Provenance, Store};
 use serde::{Deserialize, Serialize};
 
-use super::quantize::{METHODS, PARTIAL, RULES};
+use super::quantize::{METHODS, ORDER, PARTIAL, RULES};
 use super::target::TargetOptions;
 use crate::error::Error;
 use crate::lower::{Chunks, TargetPlan};
@@ -98,6 +98,9 @@ fn quantize(provenance: &Provenance) -> String {
     if let Some(guided) = setting("guided") {
         let _ = write!(line, " --guided {guided}");
     }
+    // The default depends on the method, so it is always said.
+    let order = setting(ORDER).and_then(|v| v.as_str()).unwrap_or("given");
+    let _ = write!(line, " --mlp-order {order}");
     if let Some(bits) = setting("bits") {
         let _ = write!(line, " --bits {bits}");
     }

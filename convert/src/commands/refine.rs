@@ -30,12 +30,13 @@ use anemone_schemas::spec::{LM_HEAD, ModelSpec};
 use anemone_schemas::store::{Key, LutRecord, MatrixReport, Store};
 
 use super::origin::{Origin, begin};
-use super::quantize::Statistics;
+use super::quantize::{Statistics, read_order};
 use super::rewrite::{Replace, rewrite};
 use super::text::Budget;
 use super::training::{Change, Text, Training};
 use crate::error::Error;
 use crate::lower::StoreWeights;
+use crate::ordered::Ordered;
 use crate::stop::Stop;
 use crate::ui::Ui;
 
@@ -109,9 +110,13 @@ pub fn run(options: &RefineOptions, ui: Ui, stop: &Stop) -> Result<Option<Change
     } = &origin;
     let scratch = options.output.join(SCRATCH);
     let text_key = corpus.fingerprint();
-    let known = Key::of([checkpoint.fingerprint().as_bytes(), text_key.as_bytes()]);
+    let order = read_order(store, checkpoint)?;
+    let order_key = order.as_ref().map_or("", |order| &order.key);
+    let parts = [&checkpoint.fingerprint(), &text_key, order_key];
+    let known = Key::of(parts.map(str::as_bytes));
+    let weights = Ordered::new(checkpoint, order);
     let statistics = Statistics::gather(
-        checkpoint,
+        &weights,
         text.windows(),
         *valid,
         &scratch.join(format!("statistics-{}", &known.as_str()[..16])),
@@ -121,7 +126,7 @@ pub fn run(options: &RefineOptions, ui: Ui, stop: &Stop) -> Result<Option<Change
     let training = Training::new(checkpoint, text, *valid, ui, stop)?;
     let mut job = Job {
         options,
-        checkpoint,
+        weights: &weights,
         spec,
         store,
         head: head.as_ref(),

@@ -14,7 +14,7 @@ use crate::commands::drafter::{self, DrafterOptions};
 use crate::commands::eval::EvalOptions;
 use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::{FP16, QuantizeOptions};
+use crate::commands::quantize::{FP16, ORDER_TOKENS, QuantizeOptions};
 use crate::commands::target::{self, TargetOptions};
 use crate::commands::text::TextSource;
 use crate::commands::verify;
@@ -116,8 +116,14 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
             ..Work::default()
         },
     )];
+    // Of some of the text: forward, and backward with a forward of its own.
+    let ordering = if options.fit_order {
+        options.tokens.min(ORDER_TOKENS) as f64 * 4.0
+    } else {
+        0.0
+    };
     for layer in 0..spec.layers {
-        let mut products = tokens * layer_products(spec, window) * passes;
+        let mut products = (tokens * passes + ordering) * layer_products(spec, window);
         let mut factors = 0.0;
         for site in Site::OF_LAYER {
             products += tokens * (site.width(spec) as f64).powi(2) / 2.0;
@@ -178,7 +184,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let in_matrices = (hidden + hessians) * twice + largest;
     plan.peak_memory = BASE_MEMORY + TEXT_MEMORY + in_layer.max(in_matrices).max(at_head) as u64;
     plan.output = Some(options.output.clone());
-    if gradients {
+    if gradients || options.fit_order {
         plan.scratch_bytes = (hidden * spec.layers) as u64;
     }
     plan.notes.extend(checkpoint.notes().iter().cloned());

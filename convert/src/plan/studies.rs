@@ -111,30 +111,36 @@ fn training_memory(options: &TuneOptions, spec: &ModelSpec, tables: u64) -> u64 
 pub fn ablate(options: &AblateOptions) -> Result<Plan, Error> {
     let checkpoint = Checkpoint::open(&options.model)?;
     let spec = checkpoint.spec();
-    let mut shared: Vec<Step> = Vec::new();
+    let mut shared = Vec::new();
     let mut stores = Vec::new();
     let (mut peak_memory, mut scratch_bytes) = (0, 0);
     let mut notes = Vec::new();
-    for (recipe, name) in ablate::recipes(options)
+    let all = ablate::recipes(options)
         .into_iter()
-        .zip(ablate::store_names())
-    {
+        .flat_map(|(quantize, recipes)| {
+            let last = recipes.len() - 1;
+            let recipes = recipes.into_iter().enumerate();
+            recipes.map(move |(at, recipe)| (quantize.clone(), recipe, at == last))
+        });
+    for ((quantize, recipe, last), name) in all.zip(ablate::store_names()) {
         let lacks_head = !recipe.head;
         let one = cost::quantize(&QuantizeOptions {
             output: recipe.output,
             method: recipe.method,
             guided: recipe.guided,
             rules: recipe.rules,
-            ..options.quantize()
+            ..quantize
         })?;
         peak_memory = one.peak_memory.max(peak_memory);
         scratch_bytes = one.scratch_bytes.max(scratch_bytes);
         notes = one.notes;
-        // What writes nothing is reading and the passes, which all stores share; the
-        // longest come with gradients, and those are the last row's.
+        // What writes nothing is reading and the passes, which stores made together share; the
+        // longest come with gradients, and those are their last one's.
         let (own, passes): (Vec<Step>, Vec<Step>) =
             one.steps.into_iter().partition(|s| s.bytes > 0);
-        shared = passes;
+        if last {
+            shared.extend(passes);
+        }
         let mut sum = Step::new(format!("store `{name}`"), 0, Work::default());
         for step in own {
             if !(lacks_head && step.what == LM_HEAD) {

@@ -23,6 +23,7 @@ mod gptq;
 mod hessian;
 mod kmeans;
 mod linalg;
+mod order;
 mod refine;
 mod spent;
 mod tile;
@@ -42,6 +43,7 @@ use serde::{Deserialize, Serialize};
 pub use affine::affine_round_trip;
 pub use error::QuantizeError;
 pub use hessian::Prepared;
+pub use order::{Fitted, Rows, fit_order};
 pub use refine::Round;
 
 use codebook::{Codebook, round_to_f16};

@@ -98,6 +98,7 @@ fn convert(
         tokens: 256,
         window: 128,
         jobs: 2,
+        fit_order: false,
         layers: None,
         target_bpw: None,
     };

@@ -4,12 +4,11 @@ use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anemone_calib::Teacher;
-use anemone_schemas::checkpoint::Checkpoint;
-use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec, Site};
+use anemone_calib::{Hidden, Teacher, Weights};
+use anemone_schemas::spec::{Linear, ModelSpec, Site};
 
 use super::floats::{read_f32, write_f32};
-use super::statistics::{self, Scratch, SiteStats, readers};
+use super::statistics::{self, SiteStats, passes, readers};
 use crate::error::Error;
 use crate::quantize::{Calibration, OUTPUT_ROWS};
 use crate::stop::Stop;
@@ -49,7 +48,7 @@ impl Kept {
 impl Statistics {
     /// Runs the teacher over windows, forward and backward, unless `dir` is complete already.
     pub(in crate::commands) fn gather(
-        checkpoint: &Checkpoint,
+        weights: &dyn Weights,
         windows: &[Vec<u32>],
         valid: usize,
         dir: &Path,
@@ -65,26 +64,14 @@ impl Statistics {
             return Ok(kept);
         }
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
-        let teacher = Teacher::new(checkpoint);
-        let layers = checkpoint.spec().layers;
-        let stage = ui.stage("statistics", 2 * layers);
-        let mut hidden = teacher.embed(windows)?;
-        let scratch = Scratch::create(dir.join("hidden.partial"), &hidden)?;
-        for layer in 0..layers {
-            stop.check()?;
-            scratch.put(layer, &hidden)?;
-            teacher.block(layer, &mut hidden, None)?;
-            stage.step(&format!("layer {layer}, forward"));
-        }
-        let (_, mut gradient, _) = statistics::head(&teacher, &hidden, valid, LM_HEAD, false)?;
-        drop(hidden);
-        for layer in (0..layers).rev() {
-            stop.check()?;
-            let input = scratch.take(layer)?;
-            let stats = statistics::layer_backward(&teacher, layer, &input, &mut gradient, true)?;
-            kept.write(layer, &stats)?;
-            stage.step(&format!("layer {layer}, backward"));
-        }
+        let teacher = Teacher::new(weights);
+        let stage = ui.stage("statistics", 2 * weights.spec().layers);
+        let mut each = |layer: usize, input: &Hidden, gradient: &mut Hidden| {
+            let stats = statistics::layer_backward(&teacher, layer, input, gradient, true)?;
+            kept.write(layer, &stats)
+        };
+        let scratch = dir.join("hidden.partial");
+        passes(&teacher, windows, valid, scratch, &stage, stop, &mut each)?;
         fs::write(&complete, "").map_err(|e| Error::io(&complete, &e))?;
         Ok(kept)
     }

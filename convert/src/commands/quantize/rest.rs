@@ -6,7 +6,7 @@ use anemone_calib::Corpus;
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear};
 
 use super::work::put_f16;
-use super::{CALIBRATION_FILE, FP16, FP16_FILE, Job, MAGNITUDES_FILE, SPEC_FILE};
+use super::{CALIBRATION_FILE, FP16, FP16_FILE, Job, MAGNITUDES_FILE, SPEC_FILE, order};
 use crate::commands::{notices, text};
 use crate::error::Error;
 
@@ -23,7 +23,7 @@ impl Job<'_> {
         for work in &mut self.works {
             for (name, shape) in &names {
                 self.stop.check()?;
-                put_f16(work, self.checkpoint, name, shape)?;
+                put_f16(work, self.weights, name, shape)?;
             }
             let matrices = (0..spec.layers).flat_map(|layer| {
                 Linear::ALL.map(|linear| (linear.tensor(layer), linear.shape(spec)))
@@ -32,7 +32,7 @@ impl Job<'_> {
             for (name, shape) in matrices.chain([head]) {
                 if work.recipe.matrix(&name).bits == FP16 {
                     self.stop.check()?;
-                    put_f16(work, self.checkpoint, &name, &shape)?;
+                    put_f16(work, self.weights, &name, &shape)?;
                     self.stage.step(&name);
                 }
             }
@@ -49,6 +49,9 @@ impl Job<'_> {
             (FP16_FILE.to_owned(), json(self.magnitudes.sites())?),
             (CALIBRATION_FILE.to_owned(), json(&corpus.shingles())?),
         ];
+        if let Some(order) = self.weights.order() {
+            files.push(order::file(order)?);
+        }
         files.extend(notices::collect(&self.options.model)?);
         for name in text::open_tokenizer(&self.options.model)?.files() {
             let path = self.options.model.join(name);

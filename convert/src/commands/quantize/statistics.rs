@@ -13,11 +13,13 @@ use anemone_calib::{
     Error as CalibError, Guided, GuidedBuilder, Hidden, LinearGradient, Stats, Teacher,
     sampled_loss,
 };
-use anemone_schemas::spec::{Linear, ModelSpec, Site};
+use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec, Site};
 
 use super::floats::{read_f32, write_f32};
 use crate::error::Error;
 use crate::quantize::{Calibration, OUTPUT_ROWS};
+use crate::stop::Stop;
+use crate::ui::Stage;
 
 /// Seed of the ids that are drawn for the gradients.
 pub(super) const LABEL_SEED: u64 = 1;
@@ -117,6 +119,37 @@ impl Drop for Scratch {
 /// Where the scratch files of a store lie.
 pub(super) fn scratch_dir(output: &Path) -> PathBuf {
     output.join("hidden.partial")
+}
+
+/// Runs the teacher over windows, forward and backward. `each` sees the layers from the last to the
+/// first, with their inputs and the gradient at their outputs, which it takes to that at the inputs.
+pub(super) fn passes(
+    teacher: &Teacher<'_>,
+    windows: &[Vec<u32>],
+    valid: usize,
+    scratch: PathBuf,
+    stage: &Stage,
+    stop: &Stop,
+    each: &mut dyn FnMut(usize, &Hidden, &mut Hidden) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let layers = teacher.spec().layers;
+    let mut hidden = teacher.embed(windows)?;
+    let scratch = Scratch::create(scratch, &hidden)?;
+    for layer in 0..layers {
+        stop.check()?;
+        scratch.put(layer, &hidden)?;
+        teacher.block(layer, &mut hidden, None)?;
+        stage.step(&format!("layer {layer}, forward"));
+    }
+    let (_, mut gradient, _) = head(teacher, &hidden, valid, LM_HEAD, false)?;
+    drop(hidden);
+    for layer in (0..layers).rev() {
+        stop.check()?;
+        let input = scratch.take(layer)?;
+        each(layer, &input, &mut gradient)?;
+        stage.step(&format!("layer {layer}, backward"));
+    }
+    Ok(())
 }
 
 /// Statistics of the output layer, whose gradients need no draw, and the gradient of the loss at

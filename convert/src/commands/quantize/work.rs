@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anemone_calib::Weights;
-use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::exit::Exit;
 use anemone_schemas::store::{DenseElem, Key, StoreWriter};
 use half::f16;
@@ -89,7 +88,7 @@ impl Work<'_> {
                 None => quantizer.prepare(calibration, options.method)?,
             };
             let start = Instant::now();
-            let (rows, cols, data) = load_matrix(context.checkpoint, name)?;
+            let (rows, cols, data) = load_matrix(context.weights, name)?;
             let matrix = Matrix {
                 name,
                 rows,
@@ -118,17 +117,17 @@ impl Work<'_> {
 
 /// What all works share while they quantize.
 pub(super) struct Context<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) weights: &'a dyn Weights,
     pub(super) jobs: usize,
     pub(super) stage: &'a Stage,
     pub(super) ui: Ui,
     pub(super) stop: &'a Stop,
 }
 
-/// Puts a tensor of the checkpoint into a store in fp16.
+/// Puts a tensor into a store in fp16.
 pub(super) fn put_f16(
     work: &mut Work<'_>,
-    checkpoint: &Checkpoint,
+    weights: &dyn Weights,
     name: &str,
     shape: &[usize],
 ) -> Result<(), Error> {
@@ -143,7 +142,7 @@ pub(super) fn put_f16(
         .put_dense(name, &key, DenseElem::F16, shape, |out| {
             for first in (0..rows).step_by(1024) {
                 let rows: Vec<u32> = (first..rows.min(first + 1024)).collect();
-                match to_f16(checkpoint, name, &rows) {
+                match to_f16(weights, name, &rows) {
                     Ok(bytes) => out.write_all(&bytes)?,
                     Err(e) => {
                         let message = e.message.clone();
@@ -161,8 +160,8 @@ pub(super) fn put_f16(
 }
 
 /// Rows of a tensor as little-endian fp16; what fp16 cannot hold is refused.
-fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, Error> {
-    let values = checkpoint.read_rows_f32(name, rows)?;
+fn to_f16(weights: &dyn Weights, name: &str, rows: &[u32]) -> Result<Vec<u8>, Error> {
+    let values = weights.rows(name, rows)?;
     let mut bytes = Vec::with_capacity(values.len() * 2);
     for v in values {
         let h = f16::from_f32(v);
@@ -177,12 +176,12 @@ fn to_f16(checkpoint: &Checkpoint, name: &str, rows: &[u32]) -> Result<Vec<u8>, 
     Ok(bytes)
 }
 
-/// A matrix of the checkpoint: rows, columns and values.
+/// A matrix: rows, columns and values.
 pub(in crate::commands) fn load_matrix(
-    checkpoint: &Checkpoint,
+    weights: &dyn Weights,
     name: &str,
 ) -> Result<(usize, usize, Vec<f32>), Error> {
-    let (shape, data) = checkpoint.load(name)?;
+    let (shape, data) = weights.load(name)?;
     let [rows, cols] = shape[..] else {
         return Err(Error::bad_input(format!(
             "`{name}` is no matrix: {shape:?}"

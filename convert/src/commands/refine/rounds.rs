@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use anemone_calib::Weights;
 use anemone_schemas::atomic;
-use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::spec::{Linear, ModelSpec};
 use anemone_schemas::store::{Key, LutRecord, MatrixReport, Provenance, Store, StoreWriter};
 use rayon::prelude::*;
@@ -38,7 +38,7 @@ pub(super) struct Progress {
 /// What the rounds of a run share.
 pub(super) struct Job<'a> {
     pub(super) options: &'a RefineOptions,
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) weights: &'a dyn Weights,
     pub(super) spec: &'a ModelSpec,
     pub(super) store: &'a Store,
     pub(super) head: Option<&'a Store>,
@@ -205,7 +205,7 @@ impl<'a> Job<'a> {
                 .as_ref()
                 .unwrap_or(self.store)
                 .load_lut(&name)?;
-            let (rows, cols, data) = load_matrix(self.checkpoint, &name)?;
+            let (rows, cols, data) = load_matrix(self.weights, &name)?;
             let pull_of = |folder: &Path| folder.join(format!("{name}.pull"));
             let mut pull = match &student.round {
                 None => vec![0.0; data.len()],
