@@ -131,7 +131,7 @@ impl Kind {
 }
 
 /// What `quantize` puts beside matrices and tensors.
-const STORE_FILES: [&str; 8] = [
+const STORE_FILES: [&str; 9] = [
     // Scratch of the backward pass, and of `refine`.
     "hidden.partial",
     refine::SCRATCH,
@@ -139,6 +139,7 @@ const STORE_FILES: [&str; 8] = [
     "norm_magnitudes.json",
     "fp16_magnitudes.json",
     "calibration_text.json",
+    "mlp_order.json",
     "config.json",
     "generation_config.json",
 ];

@@ -135,6 +135,7 @@ fn read(kind: &str, dir: &Path) -> Vec<String> {
                 method: Method::Gptq,
                 guided: false,
                 bits: 4,
+                vector: 1,
                 rules: Vec::new(),
                 calibration: Vec::new(),
                 tokens: 256,

@@ -107,7 +107,7 @@ fn a_rule_that_matches_nothing_is_refused_with_the_names_there_are() {
     );
     refused(
         "lm_head=bits=5",
-        &["--set", "expected 1, 2, 3, 4, 6, 8 or 16"],
+        &["--set", "expected 1, 2, 3, 4, 6, 8, int8 or 16"],
     );
     // A trial has only some of the layers its rules are about.
     let args = [
@@ -256,4 +256,66 @@ fn the_report_has_each_matrix_with_its_time() {
     assert!(read().matrices.iter().all(|m| m.seconds.is_none()));
     quantize(&again, &["--set", "q_proj=bits=3"]);
     assert_same(&store, &again);
+}
+
+#[test]
+fn vectors_and_integers_are_recorded_and_what_indices_cannot_hold_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let [store, none, copy] = ["store", "none", "copy"].map(|n| dir.path().join(n));
+    let rules = [
+        "k_proj=bits=int8",
+        "gate_proj=bits=2,vector=2,method=two-sided",
+    ];
+    quantize(&store, &["--set", rules[0], "--set", rules[1]]);
+    let made = manifest(&store);
+    for matrix in made["matrices"].as_array().unwrap() {
+        let name = matrix["name"].as_str().unwrap();
+        assert!(!name.contains("k_proj"));
+        let expected: (Value, Value) = match name.contains("gate_proj") {
+            true => (4.into(), 2.into()),
+            false => (4.into(), Value::Null),
+        };
+        assert_eq!(
+            (&matrix["bits"], &matrix["vector"]),
+            (&expected.0, &expected.1)
+        );
+        assert_eq!(matrix["report"]["method"], "gptq");
+    }
+    let dense = made["dense"].as_array().unwrap().iter();
+    let integers = dense.filter(|d| d["elem"] == "i8").count();
+    assert_eq!(integers, 8);
+
+    let model = tiny();
+    for (more, words) in [
+        (
+            ["--bits", "4", "--vector", "4"],
+            ["16 bits per index", "hint: it would have 4 bits"],
+        ),
+        (
+            ["--bits", "2", "--vector", "3"],
+            ["vectors of 3 rows", "one of [1, 2, 4]"],
+        ),
+    ] {
+        let args = ["quantize", text(&model), "-o", text(&none)];
+        fails(&[&args[..], &more].concat(), 2, &words);
+        assert!(!none.exists());
+    }
+
+    // What follows a store takes such matrices along as they are.
+    let [model, from, to] = [&model, &store, &copy].map(|p| text(p));
+    let args = [
+        "tune", model, "--store", from, "-o", to, "--tokens", "2048", "--steps", "1",
+    ];
+    ok(&[&args[..], &["--step-tokens", "512"]].concat());
+    let digests = |made: &Value, list: &str, kind: &str| -> Vec<String> {
+        let all = made[list].as_array().unwrap().iter();
+        let kept = all.filter(|m| m["name"].as_str().unwrap().contains(kind));
+        kept.map(|m| m["sha256"].to_string()).collect()
+    };
+    let tuned = manifest(&copy);
+    for (list, kind) in [("matrices", "gate_proj"), ("dense", "k_proj")] {
+        let before = digests(&made, list, kind);
+        assert!(!before.is_empty());
+        assert_eq!(before, digests(&tuned, list, kind));
+    }
 }

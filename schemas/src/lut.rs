@@ -21,6 +21,10 @@
 //! 16  u64      rows                  48  u64  bytes of the indices
 //!                                    56  u64  zero
 //! ```
+//!
+//! An index may also stand for a vector of weights: those of 2 or 4 rows below each other. There
+//! is then a row of indices for as many rows of weights, a table has vectors for entries,
+//! in lexicographic order, and the header says version 2 and at 56 the length of a vector.
 
 use std::io::{self, Write};
 
@@ -41,8 +45,12 @@ pub const DEFAULT_GROUP_ROWS: usize = 32;
 /// Bytes of the header of a stored matrix.
 pub const HEADER_LEN: usize = 64;
 
+/// Lengths of vectors that an index can stand for.
+pub const VECTORS: [usize; 3] = [1, 2, 4];
+
 const MAGIC: [u8; 8] = *b"ANEMOLUT";
-const VERSION: u32 = 1;
+/// The latest version, of matrices of vectors; all others are of version 1.
+const VERSION: u32 = 2;
 const ALIGN: u64 = 64;
 
 /// Shape of a lookup-table matrix; everything else about its layout follows.
@@ -57,6 +65,8 @@ pub struct LutShape {
     /// Rows that share a table. The last group may have fewer rows; Core AI can
     /// only express matrices where it does not ([`LutShape::has_equal_groups`]).
     pub group_rows: usize,
+    /// Rows that an index stands for, one of [`VECTORS`]; divides rows and those of a group.
+    pub vector: usize,
 }
 
 impl LutShape {
@@ -87,6 +97,33 @@ impl LutShape {
             cols,
             bits,
             group_rows,
+            vector: 1,
+        })
+    }
+
+    /// The same with indices that stand for `vector` rows each.
+    ///
+    /// # Errors
+    /// [`LutError::Vector`].
+    pub fn with_vector(self, vector: usize) -> Result<Self, LutError> {
+        let whole = |rows: usize| rows.is_multiple_of(vector);
+        let shape = Self { vector, ..self };
+        if !VECTORS.contains(&vector) || !whole(self.rows) || !whole(self.group_rows) {
+            return Err(LutError::Vector {
+                vector: vector as u64,
+                rows: self.rows,
+                group_rows: self.group_rows,
+            });
+        }
+        // Tables of vectors are larger by their length.
+        let tables = shape.groups().checked_mul(shape.entries() * vector * 2);
+        if tables.is_some_and(|n| isize::try_from(n).is_ok()) {
+            return Ok(shape);
+        }
+        Err(LutError::Shape {
+            rows: self.rows as u64,
+            cols: self.cols as u64,
+            group_rows: self.group_rows as u64,
         })
     }
 
@@ -95,9 +132,24 @@ impl LutShape {
         self.rows.div_ceil(self.group_rows)
     }
 
-    /// Values per table.
+    /// Entries per table.
     pub fn entries(&self) -> usize {
         1 << self.bits
+    }
+
+    /// Values per table: as many for each entry as it has rows.
+    pub fn values(&self) -> usize {
+        self.entries() * self.vector
+    }
+
+    /// Rows of indices.
+    pub fn index_rows(&self) -> usize {
+        self.rows / self.vector
+    }
+
+    /// Bits per weight, without the tables.
+    pub fn bits_per_weight(&self) -> f64 {
+        f64::from(self.bits) / self.vector as f64
     }
 
     /// Whether every table serves the same number of rows, as `lut_to_dense` asks.
@@ -107,12 +159,12 @@ impl LutShape {
 
     /// Bytes of all tables.
     pub fn tables_len(&self) -> usize {
-        self.groups() * self.entries() * size_of::<u16>()
+        self.groups() * self.values() * size_of::<u16>()
     }
 
     /// Bytes of the packed indices.
     pub fn indices_len(&self) -> usize {
-        packed_len(self.rows * self.cols, self.bits)
+        packed_len(self.index_rows() * self.cols, self.bits)
     }
 
     /// Offset of the tables in a stored matrix.
@@ -145,9 +197,11 @@ impl LutShape {
         }
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        if u32_at(8) != VERSION {
-            return Err(LutError::Version { found: u32_at(8) });
-        }
+        let vector = match u32_at(8) {
+            1 => 1,
+            VERSION => u64_at(56),
+            found => return Err(LutError::Version { found }),
+        };
         let bits = u8::try_from(u32_at(12)).map_err(|_| LutError::Bits {
             found: u32_at(12).into(),
         })?;
@@ -162,7 +216,8 @@ impl LutShape {
             usize::try_from(cols).map_err(too_large)?,
             bits,
             usize::try_from(group_rows).map_err(too_large)?,
-        )?;
+        )?
+        .with_vector(usize::try_from(vector).map_err(too_large)?)?;
         shape.expect("tables", shape.tables_len() as u64, u64_at(40))?;
         shape.expect("indices", shape.indices_len() as u64, u64_at(48))?;
         shape.expect("file", shape.file_len(), file_len)?;
@@ -172,7 +227,8 @@ impl LutShape {
     fn header(&self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..8].copy_from_slice(&MAGIC);
-        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let version = if self.vector == 1 { 1 } else { VERSION };
+        header[8..12].copy_from_slice(&version.to_le_bytes());
         header[12..16].copy_from_slice(&u32::from(self.bits).to_le_bytes());
         let fields = [
             self.rows,
@@ -180,6 +236,7 @@ impl LutShape {
             self.group_rows,
             self.tables_len(),
             self.indices_len(),
+            if self.vector == 1 { 0 } else { self.vector },
         ];
         for (slot, value) in header[16..].chunks_exact_mut(8).zip(fields) {
             slot.copy_from_slice(&(value as u64).to_le_bytes());
@@ -212,20 +269,22 @@ pub struct LutMatrix {
     pub bits: u8,
     /// Rows that share a table; the last group may have fewer.
     pub group_rows: usize,
-    /// f16 bit patterns, 2^`bits` ascending values per group of rows.
+    /// Rows that an index stands for.
+    pub vector: usize,
+    /// f16 bit patterns, 2^`bits` ascending values or vectors per group of rows.
     pub tables: Vec<u16>,
     /// The packed indices.
     pub indices: Vec<u8>,
 }
 
 impl LutMatrix {
-    /// Packs one index per weight (row-major `codes`).
+    /// Packs one index per weight or vector (row-major `codes`).
     ///
     /// # Errors
     /// Parts that do not fit the shape, an index beyond the table, or a table that
     /// is not finite and ascending.
     pub fn from_codes(shape: LutShape, tables: Vec<u16>, codes: &[u8]) -> Result<Self, LutError> {
-        let count = shape.rows * shape.cols;
+        let count = shape.index_rows() * shape.cols;
         shape.expect("codes", count as u64, codes.len() as u64)?;
         if let Some(position) = codes.iter().position(|&c| (c as usize) >= shape.entries()) {
             return Err(LutError::Code {
@@ -249,14 +308,15 @@ impl LutMatrix {
         let table_bytes = tables.len() as u64 * 2;
         shape.expect("tables", shape.tables_len() as u64, table_bytes)?;
         shape.expect("indices", shape.indices_len() as u64, indices.len() as u64)?;
-        for (group, table) in tables.chunks_exact(shape.entries()).enumerate() {
-            check_table(group, table)?;
+        for (group, table) in tables.chunks_exact(shape.values()).enumerate() {
+            check_table(group, table, shape.vector)?;
         }
         Ok(Self {
             rows: shape.rows,
             cols: shape.cols,
             bits: shape.bits,
             group_rows: shape.group_rows,
+            vector: shape.vector,
             tables,
             indices,
         })
@@ -299,18 +359,20 @@ impl LutMatrix {
             cols: self.cols,
             bits: self.bits,
             group_rows: self.group_rows,
+            vector: self.vector,
         }
     }
 
-    /// One index per weight, row-major.
+    /// One index per weight or vector, row-major.
     pub fn codes(&self) -> Vec<u8> {
-        unpack(&self.indices, self.bits, 0, self.rows * self.cols)
+        let count = self.shape().index_rows() * self.cols;
+        unpack(&self.indices, self.bits, 0, count)
     }
 
-    /// The table of a group, widened.
+    /// The table of a group, widened; vectors one after the other.
     pub fn table(&self, group: usize) -> Vec<f32> {
-        let entries = self.shape().entries();
-        self.tables[group * entries..][..entries]
+        let values = self.shape().values();
+        self.tables[group * values..][..values]
             .iter()
             .map(|&bits| f16::from_bits(bits).to_f32())
             .collect()
@@ -319,9 +381,10 @@ impl LutMatrix {
     /// Writes the weights of row `row` to `out`, which has one place per column.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         let table = self.table(row / self.group_rows);
-        let codes = unpack(&self.indices, self.bits, row * self.cols, self.cols);
+        let first = row / self.vector * self.cols;
+        let codes = unpack(&self.indices, self.bits, first, self.cols);
         for (out, code) in out.iter_mut().zip(codes) {
-            *out = table[code as usize];
+            *out = table[usize::from(code) * self.vector + row % self.vector];
         }
     }
 
@@ -335,23 +398,26 @@ impl LutMatrix {
     }
 }
 
-fn check_table(group: usize, table: &[u16]) -> Result<(), LutError> {
-    let mut before = f32::NEG_INFINITY;
-    for (entry, &bits) in table.iter().enumerate() {
-        let value = f16::from_bits(bits).to_f32();
-        if !value.is_finite() {
+fn check_table(group: usize, table: &[u16], vector: usize) -> Result<(), LutError> {
+    let value = |bits: u16| f16::from_bits(bits).to_f32();
+    for (at, &bits) in table.iter().enumerate() {
+        if !value(bits).is_finite() {
             return Err(LutError::NotFinite {
                 group,
-                entry,
-                value,
+                entry: at / vector,
+                value: value(bits),
             });
         }
-        if value < before {
-            return Err(LutError::NotAscending { group, entry });
-        }
-        before = value;
     }
-    Ok(())
+    let vectors = |at: usize| {
+        table[at * vector..][..vector]
+            .iter()
+            .map(|&bits| value(bits))
+    };
+    match (1..table.len() / vector).find(|&at| vectors(at).lt(vectors(at - 1))) {
+        Some(entry) => Err(LutError::NotAscending { group, entry }),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

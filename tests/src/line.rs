@@ -40,6 +40,20 @@ pub fn scratch(name: &str) -> PathBuf {
 /// # Panics
 /// If that fails.
 pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> PathBuf {
+    quantized_by(model, dir, method, tokens, &[])
+}
+
+/// [`quantized`] with rules as of `--set`.
+///
+/// # Panics
+/// If a rule is none, or quantizing fails.
+pub fn quantized_by(
+    model: &Path,
+    dir: &Path,
+    method: Method,
+    tokens: usize,
+    rules: &[&str],
+) -> PathBuf {
     let store = dir.join("store");
     let options = QuantizeOptions {
         model: model.to_path_buf(),
@@ -47,7 +61,8 @@ pub fn quantized(model: &Path, dir: &Path, method: Method, tokens: usize) -> Pat
         method,
         guided: method == Method::TwoSided,
         bits: 4,
-        rules: Vec::new(),
+        vector: 1,
+        rules: rules.iter().map(|r| r.parse().expect("a rule")).collect(),
         calibration: Vec::new(),
         tokens,
         window: 256,

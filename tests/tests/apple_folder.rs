@@ -12,12 +12,14 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use anemone_convert::quantize::Method;
 use anemone_runtime::engine::Engine;
 use anemone_schemas::aimodel::ir::Elem;
 use anemone_schemas::manifest::Manifest;
 use anemone_schemas::tokenizer::ChatMessage;
-use anemone_tests::line::{questions, tiny_folder};
+use anemone_tests::line::{lowered, quantized_by, questions, scratch, teacher_logits, tiny_folder};
 use anemone_tests::oracle::{self, Call, Tensor};
+use anemone_tests::reference::data;
 use half::f16;
 
 /// Gap of the two best logits below which runtimes may disagree.
@@ -351,18 +353,17 @@ fn wide_spans(tokens: usize) -> Vec<Span> {
         .collect()
 }
 
-#[test]
-fn answers_are_those_of_apples_runtime() {
-    let path = tiny_folder();
+/// Compares answers to so many questions.
+fn answers_agree(path: &Path, prompts: usize) {
     let folder = Folder::open(path);
     let engine = Engine::open(path, 2).unwrap();
     let conversations: Vec<(usize, Vec<u32>)> = questions()
         .iter()
         .filter(|q| q.len() < 300)
-        .take(PROMPTS)
+        .take(prompts)
         .map(|q| conversation(&engine, q, NEW_TOKENS))
         .collect();
-    assert_eq!(conversations.len(), PROMPTS);
+    assert_eq!(conversations.len(), prompts);
     let mut work = Vec::new();
     let mut all_spans = Vec::new();
     for (_, tokens) in &conversations {
@@ -390,9 +391,45 @@ fn answers_are_those_of_apples_runtime() {
     }
     found.check();
     assert!(
-        generated >= PROMPTS * NEW_TOKENS / 2,
+        generated >= prompts * NEW_TOKENS / 2,
         "only {generated} ids"
     );
+}
+
+#[test]
+fn answers_are_those_of_apples_runtime() {
+    answers_agree(tiny_folder(), PROMPTS);
+}
+
+#[test]
+fn matrices_of_vectors_integers_and_fp16_are_those_of_apples_runtime() {
+    let dir = scratch("forms");
+    let model = data("tiny-qwen3");
+    let rules = [
+        "(gate|up)_proj=bits=4,vector=2",
+        "down_proj=bits=2,vector=4",
+        "(v_proj|lm_head)=bits=int8",
+        "o_proj=bits=16",
+    ];
+    let store = quantized_by(&model, &dir, Method::Gptq, 4096, &rules);
+    let path = lowered(&store, &dir, 512);
+    answers_agree(&path, 4);
+
+    // And they are the weights of the store.
+    let text = fs::read_to_string(data("text/eval_docs.txt")).unwrap();
+    let engine = Engine::open(&path, 2).unwrap();
+    let ids = engine.tokenizer().encode(&text[..400], true).unwrap();
+    let rows = anemone_runtime::engine::Row::chain(&ids[..32], 0);
+    let mut cache = engine.cache();
+    let step = engine.step(&mut cache, 0, &rows).unwrap();
+    let expected = teacher_logits(&model, &store, &ids[..32], 0);
+    for (row, expected) in expected.iter().enumerate() {
+        let norm = expected.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let found = step.logits(row);
+        let squares = found.iter().zip(expected).map(|(a, b)| (a - b) * (a - b));
+        let distance = squares.sum::<f32>().sqrt();
+        assert!(distance < 0.02 * norm, "row {row}: {distance} of {norm}");
+    }
 }
 
 #[test]
@@ -402,7 +439,7 @@ fn offsets_replay_and_context_growth_are_those_of_apples_runtime() {
     let engine = Engine::open(path, 2).unwrap();
     // A prompt that ends shortly before slot 256, so that what follows, one token a
     // call, crosses into the next context.
-    let text = fs::read_to_string(anemone_tests::reference::data("text/eval_docs.txt")).unwrap();
+    let text = fs::read_to_string(data("text/eval_docs.txt")).unwrap();
     let ids = engine.tokenizer().encode(&text[..4000], true).unwrap();
     let (prompt, tokens) = (&ids[..237], &ids[..261]);
     let mut spans = Vec::new();

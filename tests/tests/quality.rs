@@ -88,6 +88,7 @@ fn an_output_layer_of_six_bits_is_lowered_and_closer_to_the_original() {
             method: Method::Gptq,
             guided: false,
             bits: 4,
+            vector: 1,
             rules: vec![format!("lm_head=bits={bits}").parse().unwrap()],
             calibration: Vec::new(),
             tokens: 4096,

@@ -57,13 +57,18 @@ pub(super) struct QuantizeArgs {
     /// Bits per weight: 1, 2, 3, 4, 6 or 8.
     #[arg(long, default_value_t = 4)]
     bits: u8,
+    /// Rows that one index stands for: 1, 2 or 4. Beyond 1 tables hold vectors, an index has
+    /// `bits` times as many bits, 8 at most, and `two-sided` gives way to `gptq`. Not known to be
+    /// fast on a Neural Engine.
+    #[arg(long, default_value_t = 1)]
+    vector: usize,
     /// Bits per weight at most, tables included, in place of `--bits`: every matrix gets 2, 3,
     /// 4, 6 or 8 bits, the most where the loss minds its errors most. `--set` goes before.
     #[arg(long, value_name = "BITS", conflicts_with = "bits", value_parser = bits_per_weight)]
     target_bpw: Option<f64>,
     /// Other options for the matrices whose name REGEX matches anywhere, such as
-    /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits` (16 for fp16),
-    /// `method` and `damping`, by commas. Repeatable; the last rule that gives an option counts.
+    /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits` (16 for fp16,
+    /// `int8` for integers with a factor for each row), `vector`, `method` and `damping`, by commas. Repeatable; the last rule that gives an option counts.
     #[arg(long = "set", value_name = "REGEX=OPTIONS")]
     rules: Vec<Rule>,
     /// Order of the MLP's channels: as in the checkpoint, or one in which neighbouring rows
@@ -100,6 +105,7 @@ impl QuantizeArgs {
             method: self.method.into(),
             guided: self.guided,
             bits: self.bits,
+            vector: self.vector,
             rules: self.rules.clone(),
             calibration: self.text.files.clone(),
             tokens: self.text.tokens,

@@ -356,6 +356,7 @@ impl AblateOptions {
             method: Method::TwoSided,
             guided: true,
             bits: 4,
+            vector: 1,
             rules: Vec::new(),
             calibration: self.calibration.clone(),
             tokens: self.tokens,

@@ -89,6 +89,7 @@ pub fn run(options: &DemoOptions, ui: Ui, stop: &Stop) -> Result<String, Error> 
                 method,
                 guided: last,
                 bits: 4,
+                vector: 1,
                 rules: Vec::new(),
                 calibration: Vec::new(),
                 tokens: CALIBRATION_TOKENS,

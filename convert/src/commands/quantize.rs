@@ -29,6 +29,7 @@ use crate::stop::Stop;
 use crate::ui::{Stage, Ui};
 
 mod budget;
+mod dense;
 mod effort;
 mod floats;
 mod kept;
@@ -51,7 +52,7 @@ pub(super) use order::read_order;
 pub(crate) use recipe::RULES;
 pub use recipe::Recipe;
 pub use rules::Rule;
-pub(crate) use rules::{FP16, METHODS};
+pub(crate) use rules::{Bits, METHODS};
 use statistics::{Scratch, SiteStats, scratch_dir};
 pub(super) use work::load_matrix;
 use work::{Context, Work};
@@ -81,6 +82,8 @@ pub struct QuantizeOptions {
     pub guided: bool,
     /// Bits per weight.
     pub bits: u8,
+    /// Rows that an index stands for.
+    pub vector: usize,
     /// Other options for some matrices.
     pub rules: Vec<Rule>,
     /// Calibration text; empty for the built-in one.
@@ -119,6 +122,7 @@ impl QuantizeOptions {
             guided: self.guided,
             settings: Settings {
                 bits: self.bits,
+                vector: self.vector,
                 ..Settings::default()
             },
             rules: self.rules.clone(),
@@ -201,6 +205,7 @@ pub fn run_all(
     for recipe in recipes {
         output::check(&recipe.output, Kind::Store, &[&options.model])?;
         options.check_rules(&recipe.rules, spec)?;
+        recipe.check(spec)?;
     }
     let corpus = text::calibration(&tokenizer, &options.calibration, budget)?;
     let mut stores = Vec::new();

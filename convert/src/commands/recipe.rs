@@ -104,6 +104,9 @@ fn quantize(provenance: &Provenance) -> String {
     if let Some(bits) = setting("bits") {
         let _ = write!(line, " --bits {bits}");
     }
+    if let Some(vector) = setting("vector") {
+        let _ = write!(line, " --vector {vector}");
+    }
     let rules = setting(RULES).and_then(|v| v.as_array());
     for rule in rules.into_iter().flatten().filter_map(|v| v.as_str()) {
         // As a shell takes it, whatever the pattern holds.

@@ -3,6 +3,7 @@
 use std::fs;
 
 use anemone_schemas::lut::LutMatrix;
+use anemone_schemas::mapped::MappedFile;
 use anemone_schemas::store::{
     DenseElem, Key, LutRecord, MatrixReport, Provenance, Store, StoreWriter,
 };
@@ -39,9 +40,16 @@ pub(super) fn rewrite(
     }
     for record in &store.manifest().dense {
         let name = &record.name;
-        let (shape, old) = store.dense_f32(name)?;
-        let values = new.dense(name).unwrap_or(&old);
-        writer.put_dense(name, &key(name), DenseElem::F16, &shape, |out| {
+        let shape = &record.shape;
+        let Some(values) = new.dense(name) else {
+            let stored = store.dense(name)?;
+            let bytes = MappedFile::open(&stored.path).map_err(|e| Error::io(&stored.path, &e))?;
+            writer.put_dense(name, &key(name), stored.elem, shape, |out| {
+                out.write_all(&bytes)
+            })?;
+            continue;
+        };
+        writer.put_dense(name, &key(name), DenseElem::F16, shape, |out| {
             for part in values.chunks(1 << 16) {
                 let bytes = part.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes());
                 out.write_all(&bytes.collect::<Vec<u8>>())?;

@@ -311,9 +311,13 @@ pub(super) fn quantization_name(store: &Store) -> String {
     if m.matrices.is_empty() {
         return "fp16".to_string();
     }
-    let (bits, group) = m
+    let (bits, group, vector) = m
         .matrices
         .first()
-        .map_or((4, 32), |r| (r.bits, r.group_rows));
-    format!("lut{bits}-g{group} {}", m.provenance.method)
+        .map_or((4, 32, 1), |r| (r.bits, r.group_rows, r.vector));
+    let vector = match vector {
+        1 => String::new(),
+        n => format!("v{n}"),
+    };
+    format!("lut{bits}{vector}-g{group} {}", m.provenance.method)
 }

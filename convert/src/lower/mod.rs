@@ -51,7 +51,7 @@ pub use forms::{
 pub use plan::{ChunkPlan, Chunks, TargetPlan, function_name, plan_chunks};
 pub(crate) use size::BASE_MEMORY;
 pub use size::{ChunkSize, Shapes, chunk_size};
-pub use weights::{StoreWeights, WeightSource};
+pub use weights::{Dense, StoreWeights, WeightSource};
 
 use anemone_schemas::aimodel::build::{GraphBuilder, Input};
 use anemone_schemas::aimodel::ir::{Attr, AttrId, Backing, Elem, Module, TensorType, ValueId};

@@ -102,6 +102,7 @@ impl WeightSource for Shapes<'_> {
             cols,
             bits: self.bits,
             group_rows: self.group_rows,
+            vector: 1,
             path: PathBuf::from(name),
             tables: (0, tables),
             indices: (tables, indices),

@@ -7,7 +7,7 @@ use anemone_calib::{Error as CalibError, Weights};
 use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::{Blob, BlobData, BlobId, Elem, Module, TensorType, ValueId};
 use anemone_schemas::spec::{Architecture, FINAL_NORM, LM_HEAD, Linear, ModelSpec, Norm};
-use anemone_schemas::store::{DenseElem, Store, StoredDense, StoredLut};
+use anemone_schemas::store::{DenseElem, DenseRecord, Store, StoredDense, StoredLut};
 
 use super::forms::{Prescale, slices};
 use super::layer::{LayerWeights, NormWeights};
@@ -22,11 +22,12 @@ pub trait WeightSource {
     /// If there is no such matrix.
     fn matrix(&self, name: &str) -> Result<StoredLut, Error>;
 
-    /// Where a matrix lies that the source keeps in fp16, without tables.
+    /// Where a matrix lies that the source keeps without tables: in fp16, or as integers of
+    /// eight bits with the factors of its rows.
     ///
     /// # Errors
-    /// If it is not fp16.
-    fn fp16(&self, _name: &str) -> Result<Option<StoredDense>, Error> {
+    /// If it is neither.
+    fn dense(&self, _name: &str) -> Result<Option<Dense>, Error> {
         Ok(None)
     }
 
@@ -42,19 +43,34 @@ impl WeightSource for Store {
         Ok(self.lut(name)?)
     }
 
-    fn fp16(&self, name: &str) -> Result<Option<StoredDense>, Error> {
-        match self.dense(name) {
-            Ok(dense) if dense.elem == DenseElem::F16 => Ok(Some(dense)),
-            Ok(_) => Err(Error::bad_input(format!(
-                "store matrix `{name}` is f32, expected fp16 or tables"
-            ))),
-            Err(_) => Ok(None),
-        }
+    fn dense(&self, name: &str) -> Result<Option<Dense>, Error> {
+        let Ok(entries) = Store::dense(self, name) else {
+            return Ok(None);
+        };
+        let scales = match entries.elem {
+            DenseElem::F16 => None,
+            DenseElem::I8 => Some(Store::dense(self, &DenseRecord::scales(name))?),
+            _ => {
+                return Err(Error::bad_input(format!(
+                    "store matrix `{name}` is f32, expected fp16, int8 or tables"
+                )));
+            }
+        };
+        Ok(Some(Dense { entries, scales }))
     }
 
     fn norm(&self, name: &str) -> Result<Vec<f32>, Error> {
         Ok(self.dense_f32(name)?.1)
     }
+}
+
+/// A matrix without tables.
+#[derive(Clone, Debug)]
+pub struct Dense {
+    /// Where its entries lie.
+    pub entries: StoredDense,
+    /// Where the fp16 factors of its rows lie, if the entries are integers.
+    pub scales: Option<StoredDense>,
 }
 
 /// A run of rows of a matrix whose bytes the module refers to in the store.
@@ -66,16 +82,21 @@ pub(super) struct LinearWeights {
 
 enum Form {
     F16(BlobId),
+    Int8 {
+        entries: BlobId,
+        scales: BlobId,
+    },
     Lut {
         groups: usize,
+        vector: usize,
         elem: Elem,
         indices: BlobId,
         tables: BlobId,
     },
 }
 
-/// Rows that a slice of an fp16 matrix starts at a multiple of.
-const FP16_GROUP: usize = 32;
+/// Rows that a slice of a matrix without tables starts at a multiple of.
+const DENSE_GROUP: usize = 32;
 
 /// Final norm and output layer.
 pub(super) struct HeadWeights {
@@ -110,14 +131,16 @@ impl LinearWeights {
         shape: [usize; 2],
         slices: impl Fn(usize, usize) -> Vec<Range<usize>>,
     ) -> Result<Vec<Self>, Error> {
-        if let Some(dense) = source.fp16(name)? {
-            if dense.shape != shape {
+        if let Some(dense) = source.dense(name)? {
+            let factors = dense.scales.as_ref().map(|s| (s.elem, &s.shape[..]));
+            let alone = factors.is_none_or(|f| f == (DenseElem::F16, &shape[..1]));
+            if dense.entries.shape != shape || !alone {
                 return Err(Error::bad_input(format!(
-                    "store matrix `{name}` is {:?}, expected {shape:?}",
-                    dense.shape
+                    "store matrix `{name}` is {:?} with factors {factors:?}, expected {shape:?}",
+                    dense.entries.shape
                 )));
             }
-            let ranges = slices(shape[0], FP16_GROUP).into_iter();
+            let ranges = slices(shape[0], DENSE_GROUP).into_iter();
             return Ok(ranges
                 .map(|range| Self::dense_rows(module, &dense, name, shape, range))
                 .collect());
@@ -129,27 +152,36 @@ impl LinearWeights {
             .collect())
     }
 
-    /// Rows `range` of a matrix in fp16.
+    /// Rows `range` of a matrix without tables.
     fn dense_rows(
         module: &mut Module,
-        dense: &StoredDense,
+        dense: &Dense,
         name: &str,
         [_, cols]: [usize; 2],
         range: Range<usize>,
     ) -> Self {
-        let row = cols as u64 * 2;
-        let blob = module.add_blob(Blob {
-            key: format!("{name}.{}.f16", range.start),
-            data: BlobData::File {
-                path: dense.path.clone(),
-                offset: dense.offset + range.start as u64 * row,
-                len: range.len() as u64 * row,
+        let mut blob = |part: &str, of: &StoredDense, width: usize| {
+            let row = (width * of.elem.size()) as u64;
+            module.add_blob(Blob {
+                key: format!("{name}.{}.{part}", range.start),
+                data: BlobData::File {
+                    path: of.path.clone(),
+                    offset: of.offset + range.start as u64 * row,
+                    len: range.len() as u64 * row,
+                },
+            })
+        };
+        let form = match &dense.scales {
+            None => Form::F16(blob("f16", &dense.entries, cols)),
+            Some(scales) => Form::Int8 {
+                entries: blob("entries", &dense.entries, cols),
+                scales: blob("scales", scales, 1),
             },
-        });
+        };
         Self {
             rows: range.len(),
             cols,
-            form: Form::F16(blob),
+            form,
         }
     }
 
@@ -187,6 +219,7 @@ impl LinearWeights {
             cols: lut.cols,
             form: Form::Lut {
                 groups: range.len() / lut.group_rows,
+                vector: lut.vector,
                 elem,
                 indices: blob("indices", lut.indices),
                 tables: blob("tables", lut.tables),
@@ -199,16 +232,26 @@ impl LinearWeights {
         let shape = [self.rows, self.cols, 1, 1];
         let dense = match self.form {
             Form::F16(blob) => g.constant_blob(TensorType::new(Elem::F16, &shape), blob),
+            Form::Int8 { entries, scales } => {
+                let entries = g.constant_blob(TensorType::new(Elem::Si8, &shape), entries);
+                let by_row = [self.rows, 1, 1, 1];
+                let scales = g.constant_blob(TensorType::new(Elem::F16, &by_row), scales);
+                let zero = g.full(Elem::Si8, &by_row, 0.0);
+                let shift = g.full(Elem::F16, &by_row, 0.0);
+                g.blockwise_shift_scale(entries, scales, zero, shift)
+            }
             Form::Lut {
                 groups,
+                vector,
                 elem,
                 indices,
                 tables,
             } => {
                 let entries = 1 << elem.bits();
-                let indices = g.constant_blob(TensorType::new(elem, &shape), indices);
+                let of = [self.rows / vector, self.cols, 1, 1];
+                let indices = g.constant_blob(TensorType::new(elem, &of), indices);
                 let tables = g.constant_blob(
-                    TensorType::new(Elem::F16, &[groups, 1, 1, 1, entries, 1]),
+                    TensorType::new(Elem::F16, &[groups, 1, 1, 1, entries, vector]),
                     tables,
                 );
                 g.lut_to_dense(indices, tables, 0)

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anemone_schemas::checkpoint::{Checkpoint, Head};
-use anemone_schemas::lut::{BITS, LutShape};
+use anemone_schemas::lut::BITS;
 use anemone_schemas::manifest::Manifest;
 use anemone_schemas::spec::{EMBEDDING, LM_HEAD, Linear, ModelSpec, Site};
 
@@ -14,12 +14,12 @@ use crate::commands::drafter::{self, DrafterOptions};
 use crate::commands::eval::EvalOptions;
 use crate::commands::files::list;
 use crate::commands::package::PackageOptions;
-use crate::commands::quantize::{FP16, ORDER_TOKENS, QuantizeOptions};
+use crate::commands::quantize::{Bits, ORDER_TOKENS, QuantizeOptions};
 use crate::commands::target::{self, TargetOptions};
 use crate::commands::text::TextSource;
 use crate::commands::verify;
 use crate::error::Error;
-use crate::quantize::{Method, Settings};
+use crate::quantize::Method;
 use crate::synth::SynthOptions;
 
 /// Code, tokenizer and whatever else every command holds.
@@ -54,7 +54,6 @@ pub(super) fn layer_memory(spec: &ModelSpec) -> u64 {
 pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let checkpoint = options.open()?;
     let spec = checkpoint.spec();
-    let group = Settings::default().group_rows;
     options.check_rules(&options.rules, spec)?;
     let mut recipe = options.recipe();
     if let Some(target) = options.target_bpw {
@@ -62,24 +61,15 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         let enough = BITS.into_iter().find(|&bits| f64::from(bits) >= target);
         recipe.settings.bits = enough.unwrap_or(8);
     }
-    let bytes = |name: &str, [rows, cols]: [usize; 2]| -> Result<u64, Error> {
-        let bits = recipe.matrix(name).bits;
-        if bits == FP16 {
-            return Ok((rows * cols * 2) as u64);
-        }
-        LutShape::new(rows, cols, bits, group)
-            .map(|shape| shape.file_len())
-            .map_err(|e| Error::usage(e.to_string()))
-    };
     let feedback = |name: &str| {
         let options = recipe.matrix(name);
         let kmeans = [Method::KMeans, Method::KMeansUnweighted].contains(&options.method);
-        !kmeans && options.bits != FP16
+        !kmeans && matches!(options.bits, Bits::Table(_))
     };
     let work = |name: &str, shape: [usize; 2]| Work {
         points: match recipe.matrix(name).bits {
-            FP16 => 0.0,
-            _ => product(shape),
+            Bits::Table(_) => product(shape),
+            Bits::Int8 | Bits::Fp16 => 0.0,
         },
         feedback: if feedback(name) {
             product(shape) * shape[1] as f64
@@ -140,7 +130,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         steps.push(Step::new(format!("layer {layer}: statistics"), 0, teacher));
         for linear in Linear::ALL {
             let (name, shape) = (linear.tensor(layer), linear.shape(spec));
-            let (bytes, work) = (bytes(&name, shape)?, work(&name, shape));
+            let (bytes, work) = (recipe.bytes(&name, shape)?, work(&name, shape));
             steps.push(Step::new(name, bytes, work));
         }
     }
@@ -148,7 +138,7 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
     let mut head_work = work(LM_HEAD, head);
     head_work.products = tokens * (spec.hidden as f64).powi(2) / 2.0;
     head_work.factors = factor(spec.hidden, feedback(LM_HEAD));
-    steps.push(Step::new(LM_HEAD, bytes(LM_HEAD, head)?, head_work));
+    steps.push(Step::new(LM_HEAD, recipe.bytes(LM_HEAD, head)?, head_work));
     let norms: usize = spec
         .architecture
         .norms()

@@ -39,7 +39,7 @@ pub fn tune(options: &TuneOptions) -> Result<Plan, Error> {
     ));
     let mut plan = Plan::new("tune", steps)?;
     let tables = (store.manifest().matrices.iter())
-        .map(|m| (m.rows.div_ceil(m.group_rows) << m.bits) as u64)
+        .map(|m| (m.rows.div_ceil(m.group_rows) << m.bits) as u64 * m.vector as u64)
         .sum::<u64>();
     plan.peak_memory = training_memory(options, spec, tables);
     plan.output = Some(options.output.clone());

@@ -9,10 +9,12 @@ use half::f16;
 
 use super::QuantizeError;
 
-/// One table of ascending values per group of rows.
+/// One table of ascending values, or of vectors, per group of rows.
 #[derive(Clone, Debug)]
 pub(super) struct Codebook {
     entries: usize,
+    /// Rows that an entry has values for.
+    vector: usize,
     values: Vec<f32>,
     /// Midpoints of neighbours: `entries - 1` per table.
     midpoints: Vec<f32>,
@@ -20,23 +22,55 @@ pub(super) struct Codebook {
 
 impl Codebook {
     pub(super) fn new(entries: usize, values: Vec<f32>) -> Self {
-        let midpoints = values
-            .chunks_exact(entries)
+        Self::of_vectors(entries, 1, values)
+    }
+
+    /// Entries of `vector` values, one after the other.
+    pub(super) fn of_vectors(entries: usize, vector: usize, values: Vec<f32>) -> Self {
+        // Between vectors there is no one midpoint.
+        let tables = values.chunks_exact(entries).filter(|_| vector == 1);
+        let midpoints = tables
             .flat_map(|table| table.windows(2).map(|pair| 0.5 * (pair[0] + pair[1])))
             .collect();
         Self {
             entries,
+            vector,
             values,
             midpoints,
         }
     }
 
     pub(super) fn table(&self, group: usize) -> &[f32] {
-        &self.values[group * self.entries..][..self.entries]
+        let values = self.entries * self.vector;
+        &self.values[group * values..][..values]
     }
 
     pub(super) fn midpoints(&self, group: usize) -> &[f32] {
         &self.midpoints[group * (self.entries - 1)..][..self.entries - 1]
+    }
+
+    /// Rows that an entry has values for.
+    pub(super) fn vector(&self) -> usize {
+        self.vector
+    }
+
+    /// Rounds the weights `x` of rows of a group below each other: a code for each vector, and the
+    /// values it stands for.
+    #[inline(always)]
+    pub(super) fn round(&self, group: usize, x: &[f32], codes: &mut [u32], q: &mut [f32]) {
+        let table = self.table(group);
+        if self.vector == 1 {
+            nearest(self.midpoints(group), x, codes);
+            for (q, &code) in q.iter_mut().zip(codes.iter()) {
+                *q = table[code as usize];
+            }
+            return;
+        }
+        let vectors = x.chunks_exact(self.vector).zip(codes);
+        for ((x, code), q) in vectors.zip(q.chunks_exact_mut(self.vector)) {
+            *code = nearest_vector(table, x);
+            q.copy_from_slice(&table[*code as usize * x.len()..][..x.len()]);
+        }
     }
 
     /// All values, table after table.
@@ -85,6 +119,19 @@ pub(super) fn nearest(midpoints: &[f32], x: &[f32], codes: &mut [u32]) {
 #[inline(always)]
 pub(super) fn nearest_one(midpoints: &[f32], x: f32) -> u32 {
     midpoints.iter().map(|&m| u32::from(x > m)).sum()
+}
+
+/// The index of the vector of a table nearest to `x`; the first of those equally near.
+#[inline(always)]
+pub(super) fn nearest_vector(table: &[f32], x: &[f32]) -> u32 {
+    let mut best = (f32::INFINITY, 0);
+    for (at, entry) in table.chunks_exact(x.len()).enumerate() {
+        let distance = entry.iter().zip(x).map(|(e, x)| (e - x) * (e - x)).sum();
+        if distance < best.0 {
+            best = (distance, at as u32);
+        }
+    }
+    best.1
 }
 
 /// Runs `work` compiled for the vector instructions this machine has. The closure must be

@@ -39,6 +39,10 @@
 //! j > k is taken in blocks of 128 columns: the errors of all finished blocks enter by one
 //! matrix product when a block begins, only those within the block one by one (the "lazy
 //! batch updates" of the paper).
+//!
+//! Where an index stands for a vector of rows, their x_k are rounded together: rows share H, so
+//! that nearest means the least sum of squares (van Baalen et al., *GPTVQ*, 2024,
+//! arXiv:2402.15319).
 
 #![allow(
     clippy::inline_always,
@@ -47,7 +51,7 @@
 
 use std::ops::Range;
 
-use super::codebook::{Codebook, nearest, vectorized};
+use super::codebook::{Codebook, vectorized};
 use super::hessian::{Prepared, Rounding};
 use super::linalg::add_product;
 use super::tile::{Rounded, Tile};
@@ -66,7 +70,7 @@ pub(super) fn round(
     let height = tile.height();
     let w = tile.columns(&by.order);
     let mut error = vec![0f32; w.len()];
-    let mut codes = vec![0u8; w.len()];
+    let mut codes = vec![0u8; w.len() / book.vector()];
     let mut damped = 0.0;
     for end in (1..=n).rev().step_by(BLOCK) {
         let block = end.saturating_sub(BLOCK)..end;
@@ -135,7 +139,9 @@ impl Block<'_> {
         let height = self.tile.height();
         let width = self.order.len();
         let cols = self.tile.cols();
-        let mut nearest_codes = vec![0u32; height];
+        let vector = self.book.vector();
+        let mut found = vec![0u32; height / vector];
+        let mut q = vec![0f32; height];
         let mut objective = 0.0;
         for k in (0..width).rev() {
             let (before, from_k) = self.x.split_at_mut(k * height);
@@ -144,14 +150,20 @@ impl Block<'_> {
             let error = &mut self.error[k * height..][..height];
             let mut distance = 0.0;
             for (group, rows) in self.tile.groups() {
-                let table = self.book.table(group);
-                let codes = &mut nearest_codes[rows.clone()];
-                nearest(self.book.midpoints(group), &x[rows.clone()], codes);
-                for r in rows {
-                    let q = table[nearest_codes[r] as usize];
-                    error[r] = w[r] - q;
-                    distance += f64::from(x[r] - q).powi(2);
-                    self.codes[r * cols + self.order[k]] = nearest_codes[r] as u8;
+                let vectors = rows.start / vector..rows.end / vector;
+                let codes = &mut found[vectors.clone()];
+                let x = &x[rows.clone()];
+                self.book.round(group, x, codes, &mut q[rows.clone()]);
+                for ((error, w), (x, q)) in error[rows.clone()]
+                    .iter_mut()
+                    .zip(&w[rows.clone()])
+                    .zip(x.iter().zip(&q[rows]))
+                {
+                    *error = w - q;
+                    distance += f64::from(x - q).powi(2);
+                }
+                for at in vectors {
+                    self.codes[at * cols + self.order[k]] = found[at] as u8;
                 }
             }
             objective += self.pivots[k] * distance;

@@ -21,6 +21,7 @@ mod codebook;
 mod error;
 mod gptq;
 mod hessian;
+pub(crate) mod int8;
 mod kmeans;
 mod linalg;
 mod order;
@@ -28,6 +29,7 @@ mod refine;
 mod spent;
 mod tile;
 mod two_sided;
+mod vector;
 
 #[cfg(test)]
 mod testing;
@@ -91,8 +93,12 @@ impl Method {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Bits per weight, one of [`anemone_schemas::lut::BITS`].
+    /// Bits per weight; times `vector` one of [`anemone_schemas::lut::BITS`].
     pub bits: u8,
+    /// Rows that an index stands for, one of [`anemone_schemas::lut::VECTORS`]. Beyond 1,
+    /// [`Method::TwoSided`] is not possible.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub vector: usize,
     /// Rows that share a table.
     pub group_rows: usize,
     /// What is added to the diagonal of the Hessian, as a fraction of its mean. The
@@ -110,10 +116,29 @@ pub struct Settings {
     pub passes: u32,
 }
 
+fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_one(n: &usize) -> bool {
+    *n == 1
+}
+
+impl Settings {
+    /// The shape of a matrix in these tables.
+    pub(crate) fn shape(&self, rows: usize, cols: usize) -> Result<LutShape, LutError> {
+        let bits = usize::from(self.bits) * self.vector;
+        let bits = u8::try_from(bits).unwrap_or(u8::MAX);
+        LutShape::new(rows, cols, bits, self.group_rows)?.with_vector(self.vector)
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
             bits: 4,
+            vector: 1,
             group_rows: DEFAULT_GROUP_ROWS,
             damping: 0.05,
             output_damping: 0.1,
@@ -218,12 +243,13 @@ impl Quantizer {
     /// # Errors
     /// Settings out of range, or threads that can not be started.
     pub fn new(settings: Settings, jobs: usize) -> Result<Self, QuantizeError> {
-        LutShape::new(1, 1, settings.bits, settings.group_rows).map_err(|source| {
-            QuantizeError::Lut {
+        let least = settings.vector;
+        settings
+            .shape(least, 1)
+            .map_err(|source| QuantizeError::Lut {
                 name: "settings".to_string(),
                 source,
-            }
-        })?;
+            })?;
         for (setting, value) in [
             ("damping", settings.damping),
             ("output_damping", settings.output_damping),
@@ -303,10 +329,17 @@ impl Quantizer {
         output: Option<OutputHessian<'_>>,
     ) -> Result<(LutMatrix, MatrixReport), QuantizeError> {
         let shape = self.shape(matrix, prepared)?;
+        let refine = prepared.method == Method::TwoSided;
+        if refine && shape.vector > 1 {
+            return Err(QuantizeError::Setting {
+                setting: "vector",
+                value: shape.vector as f64,
+                expected: "1 for the two-sided method",
+            });
+        }
         let metric = OutputMetric::new(output, matrix.name, matrix.rows, &self.settings)?;
         let (tables, rounded) = self.pool.install(|| {
             let book = kmeans_tables(matrix, shape, &prepared.weights, &self.spent)?;
-            let refine = prepared.method == Method::TwoSided;
             let rounded: Vec<(Vec<f32>, Rounded)> =
                 Tile::cut(matrix, shape.group_rows, refine.then(|| metric.rows()))
                     .par_iter()
@@ -365,10 +398,8 @@ impl Quantizer {
                 found: matrix.cols,
             });
         }
-        let Settings {
-            bits, group_rows, ..
-        } = self.settings;
-        LutShape::new(matrix.rows, matrix.cols, bits, group_rows)
+        self.settings
+            .shape(matrix.rows, matrix.cols)
             .map_err(|source| matrix.lut_error(source))
     }
 }
@@ -401,18 +432,28 @@ fn kmeans_tables(
         .map_init(KMeans::default, |kmeans, group| {
             let first_row = group * shape.group_rows;
             let rows = first_row..(first_row + shape.group_rows).min(matrix.rows);
-            let points = rows.flat_map(|r| {
-                let row = matrix.row(r).iter().copied();
-                row.zip(weights.iter().copied())
-            });
+            let solve = || {
+                if shape.vector > 1 {
+                    return vector::table(matrix, rows, weights, shape, kmeans);
+                }
+                let points = rows.flat_map(|r| {
+                    let row = matrix.row(r).iter().copied();
+                    row.zip(weights.iter().copied())
+                });
+                kmeans.solve(points, shape.entries())
+            };
             spent
-                .time(Part::KMeans, || kmeans.solve(points, shape.entries()))
+                .time(Part::KMeans, solve)
                 .into_iter()
                 .map(|value| round_to_f16(value, matrix.name, first_row))
                 .collect()
         })
         .collect::<Result<_, _>>()?;
-    Ok(Codebook::new(shape.entries(), tables.concat()))
+    Ok(Codebook::of_vectors(
+        shape.entries(),
+        shape.vector,
+        tables.concat(),
+    ))
 }
 
 fn report(matrix: Matrix<'_>, prepared: &Prepared<'_>, rounded: &[Rounded]) -> MatrixReport {

@@ -87,6 +87,9 @@ impl<'a> Tile<'a> {
         calibration: &Calibration<'_>,
     ) -> Rounded {
         let (height, cols) = (self.height(), self.cols());
+        if book.vector() > 1 {
+            return self.round_vectors(book, calibration);
+        }
         let mut codes = vec![0u8; height * cols];
         let mut error = vec![0f32; height * cols];
         let mut found = vec![0u32; cols];
@@ -100,6 +103,34 @@ impl<'a> Tile<'a> {
                     codes[r * cols + c] = code as u8;
                     error[c * height + r] = row[c] - table[code as usize];
                 }
+            }
+        }
+        Rounded {
+            codes,
+            plain: error.iter().map(|&e| f64::from(e).powi(2)).sum(),
+            weighted: weighted_error(&error, height, calibration),
+        }
+    }
+
+    /// The same for vectors of rows, column by column.
+    fn round_vectors(&self, book: &Codebook, calibration: &Calibration<'_>) -> Rounded {
+        let (height, cols, vector) = (self.height(), self.cols(), book.vector());
+        let order: Vec<usize> = (0..cols).collect();
+        let mut error = self.columns(&order);
+        let mut codes = vec![0u8; height / vector * cols];
+        let mut found = vec![0u32; height / vector];
+        let mut q = vec![0f32; height];
+        for (c, column) in error.chunks_exact_mut(height).enumerate() {
+            for (group, rows) in self.groups() {
+                let codes = &mut found[rows.start / vector..rows.end / vector];
+                let (x, q) = (&column[rows.clone()], &mut q[rows]);
+                vectorized(|| book.round(group, x, codes, q));
+            }
+            for (value, q) in column.iter_mut().zip(&q) {
+                *value -= q;
+            }
+            for (at, &code) in found.iter().enumerate() {
+                codes[at * cols + c] = code as u8;
             }
         }
         Rounded {

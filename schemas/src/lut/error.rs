@@ -1,6 +1,6 @@
 //! What is wrong with a lookup-table matrix.
 
-use super::{BITS, HEADER_LEN, VERSION};
+use super::{BITS, HEADER_LEN, VECTORS, VERSION};
 
 /// Why bytes or parts are not a lookup-table matrix.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum LutError {
     },
     /// Written by a later version of the tools.
     #[error(
-        "version {found} of the lookup-table matrix format is unknown, this program reads version {VERSION}"
+        "version {found} of the lookup-table matrix format is unknown, this program reads up to version {VERSION}"
     )]
     Version {
         /// The version in the header.
@@ -43,6 +43,19 @@ pub enum LutError {
         cols: u64,
         /// Rows per table.
         group_rows: u64,
+    },
+    /// Vectors of a length that is not supported, or does not divide the rows.
+    #[error(
+        "vectors of {vector} rows in a matrix of {rows} rows, {group_rows} to a table: \
+         expected one of {VECTORS:?} that divides both"
+    )]
+    Vector {
+        /// Rows of a vector.
+        vector: u64,
+        /// Rows.
+        rows: usize,
+        /// Rows per table.
+        group_rows: usize,
     },
     /// A part that does not have the length its shape asks for.
     #[error("{part} of a {rows} x {cols} matrix: expected {expected} bytes, found {found}")]

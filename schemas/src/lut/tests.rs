@@ -77,6 +77,49 @@ fn every_width_and_a_short_last_group_survive_the_file() {
 }
 
 #[test]
+fn vectors_run_down_the_rows_and_survive_the_file() {
+    let shape = LutShape::new(8, 3, 4, 4).unwrap().with_vector(2).unwrap();
+    assert_eq!(
+        (shape.index_rows(), shape.groups(), shape.values()),
+        (4, 2, 32)
+    );
+    assert!((shape.bits_per_weight() - 2.0).abs() < 1e-12);
+    // Entry k of table g is the pair (100 g + k, -k).
+    let pairs = (0..2).flat_map(|g| (0..16).flat_map(move |k| [100 * g + k, -k]));
+    let tables: Vec<u16> = pairs.map(|v| f16::from_f32(v as f32).to_bits()).collect();
+    let codes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+    let matrix = LutMatrix::from_codes(shape, tables.clone(), &codes).unwrap();
+    let mut bytes = Vec::new();
+    matrix.write_to(&mut bytes).unwrap();
+    let read = LutMatrix::from_bytes(&bytes).unwrap();
+    assert_eq!(read, matrix);
+    assert_eq!(read.codes(), codes);
+    #[rustfmt::skip]
+    assert_eq!(read.dequantize(), [
+        1.0, 2.0, 3.0,  -1.0, -2.0, -3.0,  4.0, 5.0, 6.0,  -4.0, -5.0, -6.0,
+        107.0, 108.0, 109.0,  -7.0, -8.0, -9.0,  110.0, 111.0, 112.0,  -10.0, -11.0, -12.0,
+    ]);
+
+    // The first numbers may be equal, then the second ones decide.
+    let mut descending = tables;
+    descending[2..4].copy_from_slice(&[0, f16::NEG_ONE.to_bits()]);
+    let error = LutMatrix::from_codes(shape, descending, &codes).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("entry 1 of table 0 is smaller"),
+        "{error}"
+    );
+    for (rows, group, vector) in [(9, 4, 2), (8, 3, 2), (8, 4, 3), (8, 4, 0), (6, 4, 4)] {
+        let shape = LutShape::new(rows, 3, 4, group).unwrap();
+        let refused = shape.with_vector(vector).unwrap_err();
+        assert!(matches!(refused, LutError::Vector { .. }));
+    }
+    bytes[56] = 3;
+    assert!(LutMatrix::from_bytes(&bytes).is_err());
+}
+
+#[test]
 fn wrong_parts_are_named() {
     let shape = LutShape::new(4, 4, 4, 2).unwrap();
     let error = |tables, codes: &[u8]| {

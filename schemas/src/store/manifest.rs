@@ -117,14 +117,26 @@ pub struct LutRecord {
     pub bits: u8,
     /// Rows per table.
     pub group_rows: usize,
+    /// Rows that an index stands for.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub vector: usize,
     /// How well it approximates the original.
     pub report: MatrixReport,
 }
 
 impl LutRecord {
     pub(super) fn shape(&self) -> Result<LutShape, LutError> {
-        LutShape::new(self.rows, self.cols, self.bits, self.group_rows)
+        LutShape::new(self.rows, self.cols, self.bits, self.group_rows)?.with_vector(self.vector)
     }
+}
+
+fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_one(n: &usize) -> bool {
+    *n == 1
 }
 
 /// Element type of a dense tensor.
@@ -136,6 +148,8 @@ pub enum DenseElem {
     F16,
     /// IEEE single precision.
     F32,
+    /// Integers from -127 to 127, with an f16 factor for each row in a tensor of its own.
+    I8,
 }
 
 impl DenseElem {
@@ -144,6 +158,7 @@ impl DenseElem {
         match self {
             Self::F16 => 2,
             Self::F32 => 4,
+            Self::I8 => 1,
         }
     }
 }
@@ -167,6 +182,11 @@ pub struct DenseRecord {
 }
 
 impl DenseRecord {
+    /// Name of the tensor with the factors of a tensor of [`DenseElem::I8`], one for each row.
+    pub fn scales(name: &str) -> String {
+        format!("{name}.scales")
+    }
+
     /// Bytes that element type and shape ask for, if memory can address them.
     pub(super) fn expected_len(elem: DenseElem, shape: &[usize]) -> Option<u64> {
         let bytes = shape

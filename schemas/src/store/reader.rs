@@ -31,6 +31,8 @@ pub struct StoredLut {
     pub bits: u8,
     /// Rows per table.
     pub group_rows: usize,
+    /// Rows that an index stands for.
+    pub vector: usize,
     /// The file.
     pub path: PathBuf,
     /// Offset and length in bytes of the f16 tables.
@@ -130,6 +132,7 @@ impl Store {
             cols: shape.cols,
             bits: shape.bits,
             group_rows: shape.group_rows,
+            vector: shape.vector,
             path,
             tables: (shape.tables_offset(), shape.tables_len() as u64),
             indices: (shape.indices_offset(), shape.indices_len() as u64),
@@ -162,7 +165,8 @@ impl Store {
         })
     }
 
-    /// Reads the dense tensor `name`, widened to f32; returns its shape too.
+    /// Reads the dense tensor `name`, widened to f32; returns its shape too. Integers are
+    /// multiplied by the factors of their rows, [`DenseRecord::scales`].
     ///
     /// # Errors
     /// [`StoreError::Missing`], or any I/O error.
@@ -178,8 +182,34 @@ impl Store {
                 .chunks_exact(4)
                 .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
                 .collect(),
+            DenseElem::I8 => {
+                let scales = self.scales(name, &stored)?;
+                let cols = stored.shape.iter().skip(1).product::<usize>().max(1);
+                let rows = bytes.chunks_exact(cols).zip(&scales);
+                let scaled = |b: &u8, scale: &f32| f32::from(b.cast_signed()) * scale;
+                rows.flat_map(|(row, scale)| row.iter().map(move |b| scaled(b, scale)))
+                    .collect()
+            }
         };
         Ok((stored.shape, values))
+    }
+
+    /// The factors of the rows of a tensor of integers.
+    fn scales(&self, name: &str, of: &StoredDense) -> Result<Vec<f32>, StoreError> {
+        let scales = DenseRecord::scales(name);
+        let stored = self.dense(&scales)?;
+        let rows = of.shape.first().copied().unwrap_or(0);
+        if stored.elem != DenseElem::F16 || stored.shape != [rows] {
+            return Err(StoreError::Record {
+                name: scales,
+                path: stored.path,
+                what: format!(
+                    "expected {rows} f16 factors for the rows of `{name}`, found {:?} of {:?}",
+                    stored.elem, stored.shape
+                ),
+            });
+        }
+        Ok(self.dense_f32(&scales)?.1)
     }
 
     fn find<'a, R: Record>(

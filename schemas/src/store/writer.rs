@@ -114,6 +114,7 @@ impl StoreWriter {
             cols: matrix.cols,
             bits: matrix.bits,
             group_rows: matrix.group_rows,
+            vector: matrix.vector,
             report,
         };
         let path = data_path(&self.dir, &record);

@@ -93,6 +93,7 @@ fn convert(
         method: Method::KMeans,
         guided: false,
         bits: 4,
+        vector: 1,
         rules: Vec::new(),
         calibration: Vec::new(),
         tokens: 256,

@@ -17,13 +17,11 @@ use half::slice::HalfFloatSliceExt;
 use super::form::{WeightForm, index};
 use crate::error::Error;
 use crate::lower::{Linear, Part};
-use crate::quantize::{Calibration, Matrix, Method, Quantizer, Settings};
+use crate::quantize::{Calibration, Matrix, Method, Quantizer, Settings, int8};
 use crate::stop::Stop;
 
 /// Elements converted at a time.
 pub(super) const BLOCK: usize = 1 << 20;
-/// Largest entry of eight bits; its negative is the smallest.
-const LARGEST: f32 = 127.0;
 
 /// Where a matrix is read from.
 #[derive(Clone, Copy)]
@@ -271,10 +269,10 @@ impl Scratch {
         from.for_rows(stop, |values| {
             entries.clear();
             for row in values.chunks(cols) {
-                let scale = row_scale(row);
+                let scale = int8::row_scale(row);
                 scales.extend(scale.to_le_bytes());
                 let scale = scale.to_f32();
-                entries.extend(row.iter().map(|v| entry(*v, scale).cast_unsigned()));
+                entries.extend(row.iter().map(|v| int8::entry(*v, scale).cast_unsigned()));
             }
             self.append(&entries).map(drop)
         })?;
@@ -288,52 +286,10 @@ impl Scratch {
     }
 }
 
-/// The factor that brings the largest magnitude of a row to 127. Programs may not have
-/// one of zero.
-fn row_scale(row: &[f32]) -> f16 {
-    let largest = row.iter().fold(0f32, |most, v| most.max(v.abs()));
-    let scale = f16::from_f32(largest / LARGEST);
-    if scale == f16::ZERO {
-        f16::MIN_POSITIVE_SUBNORMAL
-    } else {
-        scale
-    }
-}
-
-/// The entry nearest to `value`, ties to even.
-fn entry(value: f32, scale: f32) -> i8 {
-    (value / scale).round_ties_even().clamp(-LARGEST, LARGEST) as i8
-}
-
 /// Little-endian fp16 of `values`, rounded to nearest even.
 pub(super) fn halves(values: &[f32], out: &mut Vec<u8>) {
     let mut rounded = vec![f16::ZERO; values.len()];
     rounded.convert_from_f32_slice(values);
     out.clear();
     out.extend(rounded.iter().flat_map(|v| v.to_le_bytes()));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_of_eight_bits_are_within_half_a_step_and_never_without_a_scale() {
-        for row in [
-            vec![1.0f32, -0.3, 0.004, 0.0],
-            vec![-60000.0, 60000.0, 1.0],
-            vec![3e-5, -1e-5],
-            vec![0.0; 3],
-            vec![1e-9, -1e-9],
-        ] {
-            let scale = row_scale(&row).to_f32();
-            assert!(scale > 0.0 && scale.is_finite(), "{row:?}");
-            for v in row {
-                let kept = f32::from(entry(v, scale)) * scale;
-                // Rounding the scale to f16 may move the largest by more than half a step.
-                let bound = scale / 2.0 + v.abs() / 1024.0;
-                assert!((kept - v).abs() <= bound, "{v} became {kept}");
-            }
-        }
-    }
 }

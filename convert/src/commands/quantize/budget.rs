@@ -17,7 +17,7 @@ use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutShape};
 use anemone_schemas::spec::{LM_HEAD, Linear};
 
-use super::rules::{MatrixOptions, Rule, resolve};
+use super::rules::{Bits, MatrixOptions, Rule, resolve};
 use super::statistics::{self, Scratch, SiteStats, scratch_dir};
 use super::work::load_matrix;
 use super::{QuantizeOptions, text};
@@ -32,7 +32,7 @@ const CHOICES: [u8; 5] = [2, 3, 4, 6, 8];
 /// A matrix at some bits.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
-    bits: u8,
+    bits: Bits,
     bytes: u64,
     /// Estimated divergence, in nats per token.
     cost: f64,
@@ -200,20 +200,21 @@ impl Survey<'_> {
             let gamma = diagonal.sum::<f64>() / rows as f64 / weight.max(f64::MIN_POSITIVE);
             let unset = MatrixOptions {
                 method: Method::Gptq,
-                bits: 0,
+                bits: Bits::Table(0),
+                vector: 1,
                 damping: Settings::default().damping,
             };
             // A rule of the user's own fixes the bits.
             let fixed = resolve(&self.options.rules, unset, name).bits;
             let mut choices = Vec::new();
             for (&bits, quantizer) in CHOICES.iter().zip(&self.quantizers) {
-                if fixed != 0 && fixed != bits {
+                if fixed != unset.bits && fixed != Bits::Table(bits) {
                     continue;
                 }
                 let (_, report) = quantizer.quantize(matrix, &prepared, None)?;
                 choices.push(Choice {
-                    bits,
-                    bytes: bytes(rows, cols, bits)?,
+                    bits: Bits::Table(bits),
+                    bytes: bytes(rows, cols, Bits::Table(bits))?,
                     cost: 0.5 * gamma * report.weighted_error,
                 });
             }
@@ -235,8 +236,13 @@ impl Survey<'_> {
     }
 }
 
-/// Bytes of codes and tables.
-fn bytes(rows: usize, cols: usize, bits: u8) -> Result<u64, Error> {
+/// Bytes of codes and tables, or of what takes their place.
+fn bytes(rows: usize, cols: usize, bits: Bits) -> Result<u64, Error> {
+    let bits = match bits {
+        Bits::Table(bits) => bits,
+        Bits::Int8 => return Ok((rows * (cols + 2)) as u64),
+        Bits::Fp16 => return Ok((rows * cols * 2) as u64),
+    };
     let shape = LutShape::new(rows, cols, bits, DEFAULT_GROUP_ROWS)
         .map_err(|e| Error::bad_input(e.to_string()))?;
     let codes = (rows * cols * usize::from(bits)).div_ceil(8);
@@ -250,7 +256,7 @@ mod tests {
     /// Costs that fall fourfold with each bit, as those of uniform noise do.
     fn candidate(name: &str, weights: u64, cost: f64) -> Candidate {
         let choice = |&bits: &u8| Choice {
-            bits,
+            bits: Bits::Table(bits),
             bytes: weights * u64::from(bits) / 8,
             cost: cost * 0.25f64.powi(bits.into()),
         };
@@ -283,7 +289,7 @@ mod tests {
             choose(&candidates, 8.0)
                 .unwrap()
                 .iter()
-                .all(|c| c.bits == 8)
+                .all(|c| c.bits == Bits::Table(8))
         );
         let error = choose(&candidates, 1.9).unwrap_err();
         assert!(

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use anemone_calib::Corpus;
-use anemone_schemas::spec::LM_HEAD;
+use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec};
 use serde_json::{Map, Value};
 
-use super::rules::{self, FP16, MatrixOptions, Rule};
+use super::rules::{self, Bits, MatrixOptions, Rule};
 use super::statistics::LABEL_SEED;
 use super::text;
 use crate::error::Error;
@@ -45,15 +45,60 @@ impl Recipe {
     pub(crate) fn matrix(&self, name: &str) -> MatrixOptions {
         let default = MatrixOptions {
             method: self.method,
-            bits: self.settings.bits,
+            bits: Bits::Table(self.settings.bits),
+            vector: self.settings.vector,
             damping: self.settings.damping,
         };
-        rules::resolve(&self.rules, default, name)
+        let mut found = rules::resolve(&self.rules, default, name);
+        if found.vector > 1 && found.method == Method::TwoSided {
+            found.method = Method::Gptq;
+        }
+        found
+    }
+
+    /// Refuses what one of the matrices cannot have.
+    ///
+    /// # Errors
+    /// As [`Recipe::bytes`].
+    pub(crate) fn check(&self, spec: &ModelSpec) -> Result<(), Error> {
+        for layer in 0..spec.layers {
+            for linear in Linear::ALL {
+                self.bytes(&linear.tensor(layer), linear.shape(spec))?;
+            }
+        }
+        self.bytes(LM_HEAD, [spec.vocab, spec.hidden]).map(drop)
+    }
+
+    /// How many bytes a matrix of this shape takes.
+    ///
+    /// # Errors
+    /// A number of bits that its indices cannot have, or vectors that its rows are not made of.
+    pub(crate) fn bytes(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<u64, Error> {
+        let found = self.matrix(name);
+        match found.bits {
+            Bits::Fp16 => Ok((rows * cols * 2) as u64),
+            Bits::Int8 => Ok((rows * (cols + 2)) as u64),
+            Bits::Table(bits) => {
+                let settings = Settings {
+                    bits,
+                    vector: found.vector,
+                    ..self.settings
+                };
+                let shape = settings.shape(rows, cols);
+                let vector = found.vector;
+                shape.map(|shape| shape.file_len()).map_err(|e| {
+                    Error::usage(format!("`{name}`: {e}")).hint(format!(
+                        "it would have {bits} bits per weight in vectors of {vector}"
+                    ))
+                })
+            }
+        }
     }
 
     /// Whether the store has the matrix, and in tables.
     pub(crate) fn has_table(&self, name: &str) -> bool {
-        (self.head || name != LM_HEAD) && self.matrix(name).bits != FP16
+        let bits = self.matrix(name).bits;
+        (self.head || name != LM_HEAD) && matches!(bits, Bits::Table(_))
     }
 
     /// All that changes the result, for the store's provenance.

@@ -5,8 +5,8 @@ use std::fs;
 use anemone_calib::Corpus;
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear};
 
-use super::work::put_f16;
-use super::{CALIBRATION_FILE, FP16, FP16_FILE, Job, MAGNITUDES_FILE, SPEC_FILE, order};
+use super::dense::{put_f16, put_int8};
+use super::{Bits, CALIBRATION_FILE, FP16_FILE, Job, MAGNITUDES_FILE, SPEC_FILE, order};
 use crate::commands::{notices, text};
 use crate::error::Error;
 
@@ -30,11 +30,14 @@ impl Job<'_> {
             });
             let head = (LM_HEAD.to_string(), [spec.vocab, spec.hidden]);
             for (name, shape) in matrices.chain([head]) {
-                if work.recipe.matrix(&name).bits == FP16 {
-                    self.stop.check()?;
-                    put_f16(work, self.weights, &name, &shape)?;
-                    self.stage.step(&name);
-                }
+                let put = match work.recipe.matrix(&name).bits {
+                    Bits::Table(_) => continue,
+                    Bits::Int8 => put_int8,
+                    Bits::Fp16 => put_f16,
+                };
+                self.stop.check()?;
+                put(work, self.weights, &name, &shape)?;
+                self.stage.step(&name);
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anemone_schemas::lut::BITS;
+use anemone_schemas::lut::{BITS, VECTORS};
 use anemone_schemas::spec::{EMBEDDING, FINAL_NORM, LM_HEAD, Linear, ModelSpec};
 use regex::Regex;
 
@@ -18,16 +18,36 @@ pub(crate) const METHODS: [(Method, &str); 4] = [
     (Method::TwoSided, "two-sided"),
 ];
 
-/// Bits of a matrix that stays as it is, in fp16 and without tables.
-pub(crate) const FP16: u8 = 16;
+/// What a weight becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Bits {
+    /// An index into a table, of so many bits per weight.
+    Table(u8),
+    /// An integer of eight bits, with a factor for each row.
+    Int8,
+    /// Nothing else than it is, in fp16.
+    Fp16,
+}
+
+impl fmt::Display for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(bits) => write!(f, "{bits}"),
+            Self::Int8 => f.write_str("int8"),
+            Self::Fp16 => f.write_str("16"),
+        }
+    }
+}
 
 /// How a matrix is quantized.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MatrixOptions {
     /// How codes and tables are chosen.
     pub(crate) method: Method,
-    /// Bits per weight.
-    pub(crate) bits: u8,
+    /// What its weights become.
+    pub(crate) bits: Bits,
+    /// Rows that an index stands for.
+    pub(crate) vector: usize,
     /// See [`crate::quantize::Settings::damping`].
     pub(crate) damping: f64,
 }
@@ -36,7 +56,8 @@ pub(crate) struct MatrixOptions {
 #[derive(Clone, Debug)]
 pub struct Rule {
     pattern: Regex,
-    bits: Option<u8>,
+    bits: Option<Bits>,
+    vector: Option<usize>,
     method: Option<Method>,
     damping: Option<f64>,
 }
@@ -64,6 +85,7 @@ impl FromStr for Rule {
         let mut rule = Self {
             pattern: Regex::new(pattern).map_err(|e| e.to_string())?,
             bits: None,
+            vector: None,
             method: None,
             damping: None,
         };
@@ -74,9 +96,18 @@ impl FromStr for Rule {
             let wrong = |expected: &str| format!("`{key}` is `{value}`, expected {expected}");
             match key {
                 "bits" => {
-                    let bits = value.parse().ok();
-                    let bits = bits.filter(|b| BITS.contains(b) || *b == FP16);
-                    rule.bits = Some(bits.ok_or_else(|| wrong("1, 2, 3, 4, 6, 8 or 16"))?);
+                    rule.bits = Some(match value {
+                        "int8" => Bits::Int8,
+                        "16" => Bits::Fp16,
+                        _ => {
+                            let bits = value.parse().ok().filter(|b| BITS.contains(b));
+                            Bits::Table(bits.ok_or_else(|| wrong("1, 2, 3, 4, 6, 8, int8 or 16"))?)
+                        }
+                    });
+                }
+                "vector" => {
+                    let vector = value.parse().ok().filter(|v| VECTORS.contains(v));
+                    rule.vector = Some(vector.ok_or_else(|| wrong("1, 2 or 4"))?);
                 }
                 "method" => {
                     let found = METHODS.iter().find(|m| m.1 == value);
@@ -89,7 +120,7 @@ impl FromStr for Rule {
                 }
                 _ => {
                     return Err(format!(
-                        "`{key}` is no option of a matrix, expected `bits`, `method` or `damping`"
+                        "`{key}` is no option of a matrix, expected `bits`, `vector`, `method` or `damping`"
                     ));
                 }
             }
@@ -110,6 +141,7 @@ impl fmt::Display for Rule {
             Ok(())
         };
         option("bits", self.bits.map(|b| b.to_string()))?;
+        option("vector", self.vector.map(|v| v.to_string()))?;
         let name = |method| {
             METHODS
                 .iter()
@@ -127,6 +159,7 @@ pub(super) fn resolve(rules: &[Rule], default: MatrixOptions, name: &str) -> Mat
     fitting.fold(default, |found, rule| MatrixOptions {
         method: rule.method.unwrap_or(found.method),
         bits: rule.bits.unwrap_or(found.bits),
+        vector: rule.vector.unwrap_or(found.vector),
         damping: rule.damping.unwrap_or(found.damping),
     })
 }
@@ -172,7 +205,8 @@ mod tests {
 
     const DEFAULT: MatrixOptions = MatrixOptions {
         method: Method::TwoSided,
-        bits: 4,
+        bits: Bits::Table(4),
+        vector: 1,
         damping: 0.05,
     };
 
@@ -191,12 +225,16 @@ mod tests {
         assert_eq!(of("model.layers.1.self_attn.q_proj.weight"), DEFAULT);
         let expected = MatrixOptions {
             method: Method::KMeans,
-            bits: 6,
+            bits: Bits::Table(6),
             damping: 0.1,
+            ..DEFAULT
         };
         assert_eq!(of("model.layers.11.mlp.down_proj.weight"), expected);
-        assert_eq!(of("model.layers.1.mlp.up_proj.weight").bits, 3);
-        assert_eq!(of("model.layers.10.self_attn.k_proj.weight").bits, 4);
+        assert_eq!(of("model.layers.1.mlp.up_proj.weight").bits, Bits::Table(3));
+        assert_eq!(
+            of("model.layers.10.self_attn.k_proj.weight").bits,
+            Bits::Table(4)
+        );
     }
 
     #[test]
@@ -205,6 +243,8 @@ mod tests {
             "lm_head=bits=16",
             r"layers\.\d+\.mlp=method=kmeans-unweighted",
             "^model=bits=8,method=two-sided,damping=0.125",
+            "k_proj=bits=int8",
+            "v_proj=bits=2,vector=4,method=gptq",
         ] {
             let rule: Rule = text.parse().unwrap();
             assert_eq!(rule.to_string(), text);
@@ -221,12 +261,13 @@ mod tests {
             ("lm_head=6", "`6` is no OPTION=VALUE"),
             (
                 "lm_head=bits=5",
-                "`bits` is `5`, expected 1, 2, 3, 4, 6, 8 or 16",
+                "`bits` is `5`, expected 1, 2, 3, 4, 6, 8, int8 or 16",
             ),
             (
                 "lm_head=method=awq",
                 "expected one of kmeans-unweighted, kmeans",
             ),
+            ("lm_head=vector=3", "`vector` is `3`, expected 1, 2 or 4"),
             ("lm_head=damping=0", "above 0 and at most 1"),
             ("lm_head=damping=NaN", "above 0 and at most 1"),
             ("lm_head=group=64", "`group` is no option of a matrix"),

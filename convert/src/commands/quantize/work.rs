@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anemone_calib::Weights;
-use anemone_schemas::exit::Exit;
-use anemone_schemas::store::{DenseElem, Key, StoreWriter};
-use half::f16;
+use anemone_schemas::store::{Key, StoreWriter};
 
 use super::effort::Effort;
 use super::recipe::Recipe;
-use super::rules::MatrixOptions;
+use super::rules::{Bits, MatrixOptions};
 use super::statistics::{SiteStats, calibration};
 use crate::error::Error;
 use crate::quantize::{Matrix, Method, OUTPUT_ROWS, OutputHessian, Prepared, Quantizer, Settings};
@@ -23,8 +21,8 @@ pub(super) struct Work<'a> {
     /// The provenance as text: part of every key.
     pub(super) seed: String,
     pub(super) writer: StoreWriter,
-    /// By bits and the bits of the damping.
-    pub(super) quantizers: BTreeMap<(u8, u64), Quantizer>,
+    /// By bits, vector and the bits of the damping.
+    pub(super) quantizers: BTreeMap<(u8, usize, u64), Quantizer>,
 }
 
 impl Work<'_> {
@@ -46,10 +44,16 @@ impl Work<'_> {
     }
 
     fn quantizer(&mut self, options: MatrixOptions, jobs: usize) -> Result<&Quantizer, Error> {
-        let key = (options.bits, options.damping.to_bits());
+        let bits = match options.bits {
+            Bits::Table(bits) => bits,
+            // Such matrices are not quantized here.
+            Bits::Int8 | Bits::Fp16 => self.recipe.settings.bits,
+        };
+        let key = (bits, options.vector, options.damping.to_bits());
         if !self.quantizers.contains_key(&key) {
             let settings = Settings {
-                bits: options.bits,
+                bits,
+                vector: options.vector,
                 damping: options.damping,
                 ..self.recipe.settings
             };
@@ -122,58 +126,6 @@ pub(super) struct Context<'a> {
     pub(super) stage: &'a Stage,
     pub(super) ui: Ui,
     pub(super) stop: &'a Stop,
-}
-
-/// Puts a tensor into a store in fp16.
-pub(super) fn put_f16(
-    work: &mut Work<'_>,
-    weights: &dyn Weights,
-    name: &str,
-    shape: &[usize],
-) -> Result<(), Error> {
-    let key = Key::of([b"f16".as_slice(), work.seed.as_bytes(), name.as_bytes()]);
-    if work.writer.has_dense(name, &key)? {
-        return Ok(());
-    }
-    let rows = shape[0] as u32;
-    let mut failed = None;
-    let put = work
-        .writer
-        .put_dense(name, &key, DenseElem::F16, shape, |out| {
-            for first in (0..rows).step_by(1024) {
-                let rows: Vec<u32> = (first..rows.min(first + 1024)).collect();
-                match to_f16(weights, name, &rows) {
-                    Ok(bytes) => out.write_all(&bytes)?,
-                    Err(e) => {
-                        let message = e.message.clone();
-                        failed = Some(e);
-                        return Err(std::io::Error::other(message));
-                    }
-                }
-            }
-            Ok(())
-        });
-    match failed {
-        Some(e) => Err(e),
-        None => Ok(put?),
-    }
-}
-
-/// Rows of a tensor as little-endian fp16; what fp16 cannot hold is refused.
-fn to_f16(weights: &dyn Weights, name: &str, rows: &[u32]) -> Result<Vec<u8>, Error> {
-    let values = weights.rows(name, rows)?;
-    let mut bytes = Vec::with_capacity(values.len() * 2);
-    for v in values {
-        let h = f16::from_f32(v);
-        if h.is_infinite() {
-            return Err(Error::new(
-                Exit::Numerical,
-                format!("`{name}` holds {v}, which fp16 cannot"),
-            ));
-        }
-        bytes.extend_from_slice(&h.to_le_bytes());
-    }
-    Ok(bytes)
 }
 
 /// A matrix: rows, columns and values.

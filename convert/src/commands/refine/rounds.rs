@@ -195,8 +195,8 @@ impl<'a> Job<'a> {
         for (linear, blocks) in &site.outputs {
             let name = linear.tensor(layer);
             let records = &self.store.manifest().matrices;
-            let record = records.iter().find(|m| m.name == name);
-            // Without a record it stayed in fp16.
+            let record = records.iter().find(|m| m.name == name && m.vector == 1);
+            // Without a record it has no tables, or those of vectors: it stays as it is.
             let (Some(record), Some(gradient)) = (record, gradients.get(linear)) else {
                 continue;
             };

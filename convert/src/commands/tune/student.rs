@@ -59,6 +59,10 @@ impl<'a> Student<'a> {
                 continue;
             }
             let lut = store.load_lut(&name)?;
+            if lut.vector > 1 {
+                // Its entries are no single values.
+                continue;
+            }
             let (mut values, mut units) = (Vec::new(), Vec::new());
             for group in 0..lut.shape().groups() {
                 let table = lut.table(group);
@@ -106,6 +110,9 @@ impl<'a> Student<'a> {
             return;
         };
         let shape = lut.shape();
+        if shape.vector > 1 {
+            return;
+        }
         let rows = shape.group_rows * shape.cols;
         let codes = lut.codes();
         let sums = gradients
