@@ -12,9 +12,9 @@ use anemone_schemas::store;
 
 use crate::commands::ablate;
 use crate::commands::package::BUNDLE_FILE;
-use crate::commands::refine;
 use crate::commands::target::TOKENIZER_DIR;
 use crate::commands::travels_with_model;
+use crate::commands::{refine, tune};
 use crate::error::Error;
 
 /// What a command makes.
@@ -131,10 +131,11 @@ impl Kind {
 }
 
 /// What `quantize` puts beside matrices and tensors.
-const STORE_FILES: [&str; 9] = [
-    // Scratch of the backward pass, and of `refine`.
+const STORE_FILES: [&str; 10] = [
+    // Scratch of the backward pass, of `refine` and of `tune`.
     "hidden.partial",
     refine::SCRATCH,
+    tune::STATE,
     "model_spec.json",
     "norm_magnitudes.json",
     "fp16_magnitudes.json",

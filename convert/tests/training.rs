@@ -73,6 +73,10 @@ fn tuning_lowers_the_divergence_to_the_same_bytes_with_any_number_of_threads() {
     let one = improved_alike("tune", &model, &store, 0.97);
     // It can be lowered like any other store.
     accepted(&one, &dir.path().join("folder"));
+
+    let output = dir.path().join("killed");
+    killed_until_complete(&args("tune", &model, &store, &output), &output, 100);
+    assert_same(&one, &output);
 }
 
 #[test]

@@ -134,7 +134,10 @@ fn store(path: &Path) -> Result<String, Error> {
             "{:<44} {:>13} {:>4} {:>12} {:>9.5} {:>12.5e}{}",
             r.name,
             format!("{}x{}", r.rows, r.cols),
-            r.bits,
+            match r.vector {
+                1 => r.bits.to_string(),
+                n => format!("{}v{n}", r.bits),
+            },
             megabytes(r.bytes),
             r.report.plain_error,
             r.report.weighted_error,

@@ -158,7 +158,14 @@ pub fn run(options: &RefineOptions, ui: Ui, stop: &Stop) -> Result<Option<Change
             "KL on text kept out went from {before:.4} to {after:.4}: the matrices stay as they were"
         ));
     }
-    rewrite(store, writer, &provenance, "refined", &student)?;
+    rewrite(
+        store,
+        head.as_ref(),
+        writer,
+        &provenance,
+        "refined",
+        &student,
+    )?;
     checkpoint.unchanged()?;
     fs::remove_dir_all(&scratch).map_err(|e| Error::io(&scratch, &e))?;
     Ok(Some(Change {

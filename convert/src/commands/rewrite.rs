@@ -4,6 +4,7 @@ use std::fs;
 
 use anemone_schemas::lut::LutMatrix;
 use anemone_schemas::mapped::MappedFile;
+use anemone_schemas::spec::LM_HEAD;
 use anemone_schemas::store::{
     DenseElem, Key, LutRecord, MatrixReport, Provenance, Store, StoreWriter,
 };
@@ -20,9 +21,11 @@ pub(super) trait Replace {
     fn dense(&self, name: &str) -> Option<&[f32]>;
 }
 
-/// Writes the new store. `tag` says in the keys of its tensors who made them.
+/// Writes the new store. `tag` says in the keys of its tensors who made them. An output layer that
+/// `store` lacks comes from `head`.
 pub(super) fn rewrite(
     store: &Store,
+    head: Option<&Store>,
     mut writer: StoreWriter,
     provenance: &Provenance,
     tag: &str,
@@ -30,11 +33,19 @@ pub(super) fn rewrite(
 ) -> Result<(), Error> {
     let seed = serde_json::to_string(provenance).map_err(|e| Error::unexpected(&e))?;
     let key = |name: &str| Key::of([tag.as_bytes(), seed.as_bytes(), name.as_bytes()]);
-    for record in &store.manifest().matrices {
+    let own = store.manifest().matrices.iter().map(|m| (store, m));
+    let lacks = store.lut(LM_HEAD).is_err() && store.dense(LM_HEAD).is_err();
+    let others = head.filter(|_| lacks).into_iter().flat_map(|head| {
+        let matrices = head.manifest().matrices.iter();
+        matrices
+            .filter(|m| m.name == LM_HEAD)
+            .map(move |m| (head, m))
+    });
+    for (from, record) in own.chain(others) {
         let name = &record.name;
         let (lut, report) = match new.matrix(record)? {
             Some(new) => new,
-            None => (store.load_lut(name)?, record.report.clone()),
+            None => (from.load_lut(name)?, record.report.clone()),
         };
         writer.put_lut(name, &key(name), &lut, report)?;
     }

@@ -311,10 +311,13 @@ pub(super) fn quantization_name(store: &Store) -> String {
     if m.matrices.is_empty() {
         return "fp16".to_string();
     }
-    let (bits, group, vector) = m
-        .matrices
-        .first()
-        .map_or((4, 32, 1), |r| (r.bits, r.group_rows, r.vector));
+    // What most weights have; the output layer often has other bits.
+    let mut weights = BTreeMap::new();
+    for r in &m.matrices {
+        *weights.entry((r.bits, r.group_rows, r.vector)).or_insert(0) += r.rows * r.cols;
+    }
+    let most = weights.into_iter().max_by_key(|(_, count)| *count);
+    let (bits, group, vector) = most.map_or((4, 32, 1), |(form, _)| form);
     let vector = match vector {
         1 => String::new(),
         n => format!("v{n}"),

@@ -12,12 +12,16 @@
 //! has the tables that went in.
 //!
 //! In memory are the hidden states of one step at the input of every layer, the teacher's final ones
-//! of all windows, and one layer's weights: layers are computed again on the way back.
+//! of all windows, and one layer's weights: layers are computed again on the way back. After every
+//! step the state lies in a file of the new store ([`state`]): an interrupted training goes on
+//! after its last step and ends in the same bytes.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 
 use anemone_schemas::spec::{FINAL_NORM, Linear, Norm};
+use anemone_schemas::store::Key;
 
 use super::origin::{Origin, begin};
 use super::rewrite::rewrite;
@@ -27,9 +31,13 @@ use crate::error::Error;
 use crate::stop::Stop;
 use crate::ui::Ui;
 
+mod state;
 mod student;
 
 use student::Student;
+
+/// File of the new store with the state after the last step, until the store is complete.
+pub(crate) const STATE: &str = "tune.partial";
 
 /// Steps over which the rate goes up at the start.
 const WARM_UP: usize = 4;
@@ -98,14 +106,24 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Change>,
     let training = Training::new(checkpoint, text, *valid, ui, stop)?;
     let mut student = new_student()?;
     let before = training.held_out(&student)?;
+    let path = options.output.join(STATE);
+    let known = serde_json::to_string(&provenance).map_err(|e| Error::unexpected(&e))?;
+    let key = Key::of([b"tune".as_slice(), known.as_bytes()]);
+    state::resume(&path, &key, &mut student);
     let stage = ui.stage("tune", options.steps);
     let mut batches = training.batches(options.step_tokens);
     for step in 0..options.steps {
         stop.check()?;
+        let batch = batches.next();
+        if step < student.steps() {
+            stage.step("done before");
+            continue;
+        }
         let warm = ((step + 1) as f64 / WARM_UP as f64).min(1.0);
         let angle = std::f64::consts::PI * step as f64 / options.steps as f64;
         let rate = options.rate * warm * (0.5 + 0.5 * angle.cos());
-        let loss = self::step(&training, &mut student, &batches.next(), rate)?;
+        let loss = self::step(&training, &mut student, &batch, rate)?;
+        state::write(&path, &key, &student)?;
         stage.step(&format!("KL {loss:.4}"));
     }
     student.round();
@@ -116,8 +134,9 @@ pub fn run(options: &TuneOptions, ui: Ui, stop: &Stop) -> Result<Option<Change>,
         ));
         student = new_student()?;
     }
-    rewrite(store, writer, &provenance, "tuned", &student)?;
+    rewrite(store, head.as_ref(), writer, &provenance, "tuned", &student)?;
     checkpoint.unchanged()?;
+    let _ = fs::remove_file(&path);
     Ok(Some(Change {
         before,
         after: after.min(before),

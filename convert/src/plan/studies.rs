@@ -43,8 +43,6 @@ pub fn tune(options: &TuneOptions) -> Result<Plan, Error> {
         .sum::<u64>();
     plan.peak_memory = training_memory(options, spec, tables);
     plan.output = Some(options.output.clone());
-    plan.notes
-        .push("what was trained is lost if it is interrupted: the same command begins anew".into());
     Ok(plan)
 }
 

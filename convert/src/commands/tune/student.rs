@@ -89,6 +89,27 @@ impl<'a> Student<'a> {
         })
     }
 
+    /// Steps taken.
+    pub(super) fn steps(&self) -> usize {
+        self.steps as usize
+    }
+
+    /// All numbers in training, with their means.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = (f32, [f64; 2])> {
+        let parameters = self.parameters.values();
+        parameters.flat_map(|p| p.values.iter().copied().zip(p.means.iter().copied()))
+    }
+
+    /// Takes over where a training of the same parameters was.
+    pub(super) fn go_on(&mut self, steps: usize, numbers: impl Iterator<Item = (f32, [f64; 2])>) {
+        self.steps = i32::try_from(steps).unwrap_or(i32::MAX);
+        let parameters = self.parameters.values_mut();
+        let own = parameters.flat_map(|p| p.values.iter_mut().zip(&mut p.means));
+        for ((value, means), (new, new_means)) in own.zip(numbers) {
+            (*value, *means) = (new, new_means);
+        }
+    }
+
     fn lut(&self, name: &str) -> Result<LutMatrix, CalibError> {
         let lut = self.stored.store.load_lut(name);
         lut.map_err(|e| CalibError::Weight {
