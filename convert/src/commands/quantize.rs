@@ -368,7 +368,13 @@ impl Job<'_> {
             let start = Instant::now();
             let stats = statistics::layer_backward(&teacher, layer, &input, &mut gradient, wanted)?;
             self.effort.step("backward", start);
-            for stats in stats {
+            // Both are as large as all that follows.
+            drop(input);
+            let mixed_alone = self.works.iter().all(|w| w.recipe.guided);
+            for mut stats in stats {
+                if mixed_alone && stats.mixed.is_some() {
+                    stats.plain.hessian = Vec::new();
+                }
                 let names = stats.outputs.iter().map(|o| o.0.clone()).collect();
                 self.sites(&[(names, stats)])?;
             }
