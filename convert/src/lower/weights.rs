@@ -44,12 +44,12 @@ impl WeightSource for Store {
     }
 
     fn dense(&self, name: &str) -> Result<Option<Dense>, Error> {
-        let Ok(entries) = Store::dense(self, name) else {
+        let Ok(entries) = Self::dense(self, name) else {
             return Ok(None);
         };
         let scales = match entries.elem {
             DenseElem::F16 => None,
-            DenseElem::I8 => Some(Store::dense(self, &DenseRecord::scales(name))?),
+            DenseElem::I8 => Some(Self::dense(self, &DenseRecord::scales(name))?),
             _ => {
                 return Err(Error::bad_input(format!(
                     "store matrix `{name}` is f32, expected fp16, int8 or tables"

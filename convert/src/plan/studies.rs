@@ -1,6 +1,7 @@
 //! The plans of `tune` and `ablate`.
 
 use anemone_schemas::checkpoint::Checkpoint;
+use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutShape};
 use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec};
 use anemone_schemas::store::Store;
 
@@ -158,8 +159,12 @@ pub fn ablate(options: &AblateOptions) -> Result<Plan, Error> {
     let head = product([spec.vocab, spec.hidden]);
     let [mut students, last] = STUDENTS;
     let mut heads = 2 * (students - 1) + last;
-    // The same matrices as in the store that they start from.
-    let bytes = stores.last().map_or(0, |s| s.bytes);
+    // The same matrices as in the store that they start from, and an output layer of six bits.
+    let [rows, cols] = [spec.vocab, spec.hidden];
+    let output_layer = LutShape::new(rows, cols, 6, DEFAULT_GROUP_ROWS)
+        .map_err(|e| Error::usage(e.to_string()))?
+        .file_len();
+    let bytes = stores.last().map_or(0, |s| s.bytes) + output_layer;
     let mut further = Vec::new();
     let mut follow = |name: &str, work: &[Step]| {
         let mut sum = Step::new(format!("store `{name}`"), bytes, Work::default());

@@ -67,13 +67,16 @@ fn finite(name: &str, value: f32, half: f16) -> Result<f16, Error> {
     Err(Error::new(Exit::Numerical, what))
 }
 
+/// Gives the bytes of rows.
+type Encode<'a> = &'a mut dyn FnMut(&[u32]) -> Result<Vec<u8>, Error>;
+
 /// Puts a tensor into a store, some rows at a time, unless it is there.
 fn put(
     work: &mut Work<'_>,
     name: &str,
     elem: DenseElem,
     shape: &[usize],
-    encode: &mut dyn FnMut(&[u32]) -> Result<Vec<u8>, Error>,
+    encode: Encode<'_>,
 ) -> Result<(), Error> {
     let tag: &[u8] = match elem {
         DenseElem::I8 => b"int8",
