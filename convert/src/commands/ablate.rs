@@ -163,7 +163,7 @@ const STEPS: [Step; 8] = [
 ];
 
 /// The output layers every row is measured with: name and the store it comes from. The last two
-/// are measured with the last row only.
+/// are measured only with the matrices of the store that the last comes from.
 const HEADS: [(&str, &str); 4] = [
     ("LUT6 head", "gptq-05"),
     ("LUT4 head", "gptq-01"),
@@ -283,7 +283,7 @@ pub fn run(options: &AblateOptions, ui: Ui, stop: &Stop) -> Result<(String, Qual
     }];
     for (step, weights) in STEPS.iter().zip(&weights) {
         let mut heads = plain.clone();
-        if step.dir == STEPS[STEPS.len() - 1].dir {
+        if step.dir == HEADS[HEADS.len() - 1].1 {
             heads.extend(HEADS[2..].iter().map(head));
         }
         entries.push(Entry {
