@@ -13,7 +13,7 @@
 //!
 //! In memory are the hidden states of one step at the input of every layer, the teacher's final ones
 //! of all windows, and one layer's weights: layers are computed again on the way back. After every
-//! step the state lies in a file of the new store ([`state`]): an interrupted training goes on
+//! step the state lies in a file of the new store (`tune/state.rs`): an interrupted training goes on
 //! after its last step and ends in the same bytes.
 
 use std::collections::BTreeMap;
