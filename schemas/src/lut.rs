@@ -48,6 +48,17 @@ pub const HEADER_LEN: usize = 64;
 /// Lengths of vectors that an index can stand for.
 pub const VECTORS: [usize; 3] = [1, 2, 4];
 
+/// What a `vector` is where a file does not say.
+pub fn single() -> usize {
+    1
+}
+
+/// Whether a `vector` is that of single weights, which files do not say.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+pub fn is_single(vector: &usize) -> bool {
+    *vector == 1
+}
+
 const MAGIC: [u8; 8] = *b"ANEMOLUT";
 /// The latest version, of matrices of vectors; all others are of version 1.
 const VERSION: u32 = 2;
@@ -145,11 +156,6 @@ impl LutShape {
     /// Rows of indices.
     pub fn index_rows(&self) -> usize {
         self.rows / self.vector
-    }
-
-    /// Bits per weight, without the tables.
-    pub fn bits_per_weight(&self) -> f64 {
-        f64::from(self.bits) / self.vector as f64
     }
 
     /// Whether every table serves the same number of rows, as `lut_to_dense` asks.

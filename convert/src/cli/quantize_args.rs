@@ -68,7 +68,8 @@ pub(super) struct QuantizeArgs {
     target_bpw: Option<f64>,
     /// Other options for the matrices whose name REGEX matches anywhere, such as
     /// `lm_head=bits=6` or `layers\.0\.=method=gptq,damping=0.1`: `bits` (16 for fp16,
-    /// `int8` for integers with a factor for each row), `vector`, `method` and `damping`, by commas. Repeatable; the last rule that gives an option counts.
+    /// `int8` for integers with a factor for each row), `vector`, `method` and `damping`, by
+    /// commas. Repeatable; the last rule that gives an option counts.
     #[arg(long = "set", value_name = "REGEX=OPTIONS")]
     rules: Vec<Rule>,
     /// Order of the MLP's channels: as in the checkpoint, or one in which neighbouring rows

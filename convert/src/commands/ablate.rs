@@ -1,8 +1,7 @@
 //! `ablate`: what each step of the quantizer is worth on a model.
 //!
-//! All stores come from the same passes of the teacher over the same calibration text, but that with
-//! another order of the MLP's channels, which has passes of its own, and are
-//! measured on the same evaluation text with the same output layers, so that a row differs
+//! All stores come from the same passes of the teacher over the same calibration text (the one with
+//! another order of the MLP's channels has passes of its own over it), and are measured on the same evaluation text with the same output layers, so that a row differs
 //! from the one above in what its name says. Ratios are to the published recipe this
 //! converter started from, weighted k-means and then GPTQ with 1% damping; their
 //! intervals come from a paired bootstrap over windows (Efron and Tibshirani, *An Introduction

@@ -134,10 +134,7 @@ fn store(path: &Path) -> Result<String, Error> {
             "{:<44} {:>13} {:>4} {:>12} {:>9.5} {:>12.5e}{}",
             r.name,
             format!("{}x{}", r.rows, r.cols),
-            match r.vector {
-                1 => r.bits.to_string(),
-                n => format!("{}v{n}", r.bits),
-            },
+            r.form(),
             megabytes(r.bytes),
             r.report.plain_error,
             r.report.weighted_error,

@@ -308,19 +308,13 @@ fn write_embedding(store: &Store, to: &Path) -> Result<(), Error> {
 /// Name of a store's quantization, such as `lut4-g32 gptq`.
 pub(super) fn quantization_name(store: &Store) -> String {
     let m = store.manifest();
-    if m.matrices.is_empty() {
-        return "fp16".to_string();
-    }
     // What most weights have; the output layer often has other bits.
     let mut weights = BTreeMap::new();
     for r in &m.matrices {
-        *weights.entry((r.bits, r.group_rows, r.vector)).or_insert(0) += r.rows * r.cols;
+        *weights.entry((r.form(), r.group_rows)).or_insert(0) += r.rows * r.cols;
     }
-    let most = weights.into_iter().max_by_key(|(_, count)| *count);
-    let (bits, group, vector) = most.map_or((4, 32, 1), |(form, _)| form);
-    let vector = match vector {
-        1 => String::new(),
-        n => format!("v{n}"),
-    };
-    format!("lut{bits}{vector}-g{group} {}", m.provenance.method)
+    match weights.into_iter().max_by_key(|(_, count)| *count) {
+        None => "fp16".to_string(),
+        Some(((form, group), _)) => format!("lut{form}-g{group} {}", m.provenance.method),
+    }
 }

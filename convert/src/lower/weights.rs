@@ -232,14 +232,7 @@ impl LinearWeights {
         let shape = [self.rows, self.cols, 1, 1];
         let dense = match self.form {
             Form::F16(blob) => g.constant_blob(TensorType::new(Elem::F16, &shape), blob),
-            Form::Int8 { entries, scales } => {
-                let entries = g.constant_blob(TensorType::new(Elem::Si8, &shape), entries);
-                let by_row = [self.rows, 1, 1, 1];
-                let scales = g.constant_blob(TensorType::new(Elem::F16, &by_row), scales);
-                let zero = g.full(Elem::Si8, &by_row, 0.0);
-                let shift = g.full(Elem::F16, &by_row, 0.0);
-                g.blockwise_shift_scale(entries, scales, zero, shift)
-            }
+            Form::Int8 { entries, scales } => int8_rows(g, shape, entries, scales),
             Form::Lut {
                 groups,
                 vector,
@@ -259,6 +252,22 @@ impl LinearWeights {
         };
         g.conv1x1(x, dense)
     }
+}
+
+/// A constant of integers of eight bits, with an fp16 factor for each row.
+pub(super) fn int8_rows<const N: usize>(
+    g: &mut GraphBuilder<'_>,
+    shape: [usize; N],
+    entries: BlobId,
+    scales: BlobId,
+) -> ValueId {
+    let mut by_row = [1; N];
+    by_row[0] = shape[0];
+    let entries = g.constant_blob(TensorType::new(Elem::Si8, &shape), entries);
+    let scales = g.constant_blob(TensorType::new(Elem::F16, &by_row), scales);
+    let zero = g.full(Elem::Si8, &by_row, 0.0);
+    let shift = g.full(Elem::F16, &by_row, 0.0);
+    g.blockwise_shift_scale(entries, scales, zero, shift)
 }
 
 /// The matrix `name`, of the right shape and with whole tables.

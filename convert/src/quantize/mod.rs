@@ -36,7 +36,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutError, LutMatrix, LutShape};
+use anemone_schemas::lut::{DEFAULT_GROUP_ROWS, LutError, LutMatrix, LutShape, is_single, single};
 use anemone_schemas::store::MatrixReport;
 use half::f16;
 use rayon::prelude::*;
@@ -97,7 +97,7 @@ pub struct Settings {
     pub bits: u8,
     /// Rows that an index stands for, one of [`anemone_schemas::lut::VECTORS`]. Beyond 1,
     /// [`Method::TwoSided`] is not possible.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "single", skip_serializing_if = "is_single")]
     pub vector: usize,
     /// Rows that share a table.
     pub group_rows: usize,
@@ -114,15 +114,6 @@ pub struct Settings {
     pub rounds: u32,
     /// Most passes over the codes after each refit.
     pub passes: u32,
-}
-
-fn one() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_one(n: &usize) -> bool {
-    *n == 1
 }
 
 impl Settings {

@@ -83,7 +83,6 @@ pub fn fit_order(matrices: &[Rows<'_>], group_rows: usize) -> Fitted {
     let mut parts: Vec<Part> = matrices.iter().map(Part::new).collect();
     let given: Vec<usize> = (0..count).collect();
     for part in &mut parts {
-        part.share = 1.0;
         let error = part.tables(&given, group_rows).1;
         part.share = if error > 0.0 { 1.0 / error } else { 0.0 };
     }

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::StoreError;
 use crate::hex;
-use crate::lut::{LutError, LutShape};
+use crate::lut::{LutError, LutShape, is_single, single};
 
 /// `format` of the manifests this version writes.
 pub(super) const FORMAT: &str = "anemone-store/1";
@@ -118,25 +118,24 @@ pub struct LutRecord {
     /// Rows per table.
     pub group_rows: usize,
     /// Rows that an index stands for.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[serde(default = "single", skip_serializing_if = "is_single")]
     pub vector: usize,
     /// How well it approximates the original.
     pub report: MatrixReport,
 }
 
 impl LutRecord {
+    /// Bits per index and, if it stands for several rows, how many: `4`, or `4v2`.
+    pub fn form(&self) -> String {
+        match self.vector {
+            1 => self.bits.to_string(),
+            n => format!("{}v{n}", self.bits),
+        }
+    }
+
     pub(super) fn shape(&self) -> Result<LutShape, LutError> {
         LutShape::new(self.rows, self.cols, self.bits, self.group_rows)?.with_vector(self.vector)
     }
-}
-
-fn one() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_one(n: &usize) -> bool {
-    *n == 1
 }
 
 /// Element type of a dense tensor.

@@ -214,14 +214,14 @@ impl Survey<'_> {
                 let (_, report) = quantizer.quantize(matrix, &prepared, None)?;
                 choices.push(Choice {
                     bits: Bits::Table(bits),
-                    bytes: bytes(rows, cols, Bits::Table(bits))?,
+                    bytes: bytes(rows, cols, bits)?,
                     cost: 0.5 * gamma * report.weighted_error,
                 });
             }
             if choices.is_empty() {
                 choices.push(Choice {
                     bits: fixed,
-                    bytes: bytes(rows, cols, fixed)?,
+                    bytes: fixed.bytes([rows, cols], |bits| bytes(rows, cols, bits))?,
                     cost: 0.0,
                 });
             }
@@ -236,13 +236,8 @@ impl Survey<'_> {
     }
 }
 
-/// Bytes of codes and tables, or of what takes their place.
-fn bytes(rows: usize, cols: usize, bits: Bits) -> Result<u64, Error> {
-    let bits = match bits {
-        Bits::Table(bits) => bits,
-        Bits::Int8 => return Ok((rows * (cols + 2)) as u64),
-        Bits::Fp16 => return Ok((rows * cols * 2) as u64),
-    };
+/// Bytes of codes and tables.
+fn bytes(rows: usize, cols: usize, bits: u8) -> Result<u64, Error> {
     let shape = LutShape::new(rows, cols, bits, DEFAULT_GROUP_ROWS)
         .map_err(|e| Error::bad_input(e.to_string()))?;
     let codes = (rows * cols * usize::from(bits)).div_ceil(8);

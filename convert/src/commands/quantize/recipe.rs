@@ -74,25 +74,20 @@ impl Recipe {
     /// # Errors
     /// A number of bits that its indices cannot have, or vectors that its rows are not made of.
     pub(crate) fn bytes(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<u64, Error> {
-        let found = self.matrix(name);
-        match found.bits {
-            Bits::Fp16 => Ok((rows * cols * 2) as u64),
-            Bits::Int8 => Ok((rows * (cols + 2)) as u64),
-            Bits::Table(bits) => {
-                let settings = Settings {
-                    bits,
-                    vector: found.vector,
-                    ..self.settings
-                };
-                let shape = settings.shape(rows, cols);
-                let vector = found.vector;
-                shape.map(|shape| shape.file_len()).map_err(|e| {
-                    Error::usage(format!("`{name}`: {e}")).hint(format!(
-                        "it would have {bits} bits per weight in vectors of {vector}"
-                    ))
-                })
-            }
-        }
+        let MatrixOptions { bits, vector, .. } = self.matrix(name);
+        bits.bytes([rows, cols], |bits| {
+            let settings = Settings {
+                bits,
+                vector,
+                ..self.settings
+            };
+            let shape = settings.shape(rows, cols);
+            shape.map(|shape| shape.file_len()).map_err(|e| {
+                Error::usage(format!("`{name}`: {e}")).hint(format!(
+                    "it would have {bits} bits per weight in vectors of {vector}"
+                ))
+            })
+        })
     }
 
     /// Whether the store has the matrix, and in tables.

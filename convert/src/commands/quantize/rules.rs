@@ -29,6 +29,21 @@ pub(crate) enum Bits {
     Fp16,
 }
 
+impl Bits {
+    /// Bytes of a matrix; `table` says those of one with tables of so many bits.
+    pub(super) fn bytes(
+        self,
+        [rows, cols]: [usize; 2],
+        table: impl FnOnce(u8) -> Result<u64, Error>,
+    ) -> Result<u64, Error> {
+        match self {
+            Self::Table(bits) => table(bits),
+            Self::Int8 => Ok((rows * (cols + 2)) as u64),
+            Self::Fp16 => Ok((rows * cols * 2) as u64),
+        }
+    }
+}
+
 impl fmt::Display for Bits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

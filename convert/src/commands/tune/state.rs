@@ -9,8 +9,8 @@
 //!
 //! All numbers are little-endian.
 
-use std::fs;
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use anemone_schemas::atomic;
@@ -29,7 +29,7 @@ const NUMBER: usize = 4 + 8 + 8;
 /// # Errors
 /// An error of the file, which is then as it was.
 pub(super) fn write(path: &Path, key: &Key, student: &Student<'_>) -> Result<(), Error> {
-    let fill = |out: &mut dyn Write| -> io::Result<()> {
+    let fill = |out: &mut BufWriter<File>| -> io::Result<()> {
         out.write_all(key.as_str().as_bytes())?;
         out.write_all(&(student.steps() as u64).to_le_bytes())?;
         for (value, means) in student.numbers() {
@@ -39,7 +39,7 @@ pub(super) fn write(path: &Path, key: &Key, student: &Student<'_>) -> Result<(),
         }
         Ok(())
     };
-    atomic::write_file(path, |out| fill(out)).map_err(|e| Error::io(path, &e))
+    atomic::write_file(path, fill).map_err(|e| Error::io(path, &e))
 }
 
 /// Brings a student at its start to where an earlier run was, if that left a state of the same

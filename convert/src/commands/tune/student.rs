@@ -126,14 +126,14 @@ impl<'a> Student<'a> {
         dw: &[f32],
         gradients: &mut BTreeMap<String, Vec<f32>>,
     ) {
+        if !self.parameters.contains_key(name) {
+            return;
+        }
         let Ok(lut) = self.lut(name) else {
             // The forward pass has read it a moment ago.
             return;
         };
         let shape = lut.shape();
-        if shape.vector > 1 {
-            return;
-        }
         let rows = shape.group_rows * shape.cols;
         let codes = lut.codes();
         let sums = gradients

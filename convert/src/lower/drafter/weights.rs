@@ -3,6 +3,8 @@
 use anemone_schemas::aimodel::build::GraphBuilder;
 use anemone_schemas::aimodel::ir::{Blob, BlobData, BlobId, Elem, Module, TensorType, ValueId};
 
+use crate::lower::weights::int8_rows;
+
 /// Everything a drafter's program is built over.
 #[derive(Debug)]
 pub(crate) struct DrafterWeights {
@@ -172,13 +174,7 @@ impl Linear {
                 g.lut_to_dense(indices, tables, 0)
             }
             Form::Int8 { entries, scales } => {
-                let of = TensorType::new(Elem::Si8, &[self.rows, self.cols]);
-                let entries = g.constant_blob(of, *entries);
-                let by_row = [self.rows, 1];
-                let scales = g.constant_blob(TensorType::new(Elem::F16, &by_row), *scales);
-                let zero = g.full(Elem::Si8, &by_row, 0.0);
-                let shift = g.full(Elem::F16, &by_row, 0.0);
-                g.blockwise_shift_scale(entries, scales, zero, shift)
+                int8_rows(g, [self.rows, self.cols], *entries, *scales)
             }
         };
         let turned = g.transpose(dense, &[1, 0]);

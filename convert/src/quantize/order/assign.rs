@@ -62,8 +62,8 @@ pub(super) fn assign(costs: &[f32], rows: usize, size: usize) -> Vec<usize> {
         };
         let place = &mut places[group][place];
         place.price += raise + step;
+        cheapest[group] = next.min(place.price);
         waiting.extend(place.row.replace(row));
-        cheapest[group] = lowest_price(&places[group]);
     }
     places
         .iter()
@@ -83,8 +83,4 @@ fn two_cheapest(places: &[Place]) -> (usize, f64) {
         }
     }
     (at, second)
-}
-
-fn lowest_price(places: &[Place]) -> f64 {
-    places.iter().map(|p| p.price).fold(f64::INFINITY, f64::min)
 }
