@@ -50,6 +50,8 @@ pub struct SourceUse {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {
     windows: Vec<Vec<u32>>,
+    /// Index of the source of each window.
+    origins: Vec<usize>,
     sources: Vec<SourceUse>,
 }
 
@@ -94,6 +96,7 @@ impl Corpus {
             queues.push(windows.into_iter());
         }
         let mut windows = Vec::new();
+        let mut origins = Vec::new();
         let mut left = options.tokens;
         let mut open: Vec<usize> = (0..queues.len()).collect();
         while left >= 2 {
@@ -112,13 +115,23 @@ impl Corpus {
             sources[next].windows += 1;
             sources[next].tokens += window.len();
             windows.push(window);
+            origins.push(next);
         }
-        Ok(Self { windows, sources })
+        Ok(Self {
+            windows,
+            origins,
+            sources,
+        })
     }
 
     /// The windows, in the order they were taken; each has at least two ids.
     pub fn windows(&self) -> &[Vec<u32>] {
         &self.windows
+    }
+
+    /// For each window, its file's place among [`Self::sources`].
+    pub fn origins(&self) -> &[usize] {
+        &self.origins
     }
 
     /// What each file contributed.

@@ -104,7 +104,7 @@ pub enum Error {
         /// As given.
         found: usize,
     },
-    /// A text file could not be read.
+    /// A file could not be read.
     #[error("cannot read `{}`", path.display())]
     Io {
         /// The file.

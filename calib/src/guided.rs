@@ -122,7 +122,7 @@ impl GuidedBuilder {
                     *x *= root;
                 }
             });
-        self.weighted.add(&scaled)
+        self.weighted.take(scaled)
     }
 
     /// `|x|² / cols` of each row.

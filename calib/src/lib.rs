@@ -25,6 +25,6 @@ pub use overlap::Shingles;
 pub use stats::{Stats, StatsBuilder};
 pub use teacher::{
     AnswerLimits, GradientHook, Hidden, Hook, LinearGradient, LossHook, Magnitudes, NormGradients,
-    Teacher, sampled_loss, softmax_rows,
+    Teacher, WindowReader, sampled_loss, softmax_rows,
 };
 pub use weights::Weights;

@@ -66,6 +66,11 @@ impl StatsBuilder {
     /// # Panics
     /// If the length is not a multiple of `cols`.
     pub fn add(&mut self, activations: &[f32]) -> Result<(), Error> {
+        self.take(activations.to_vec())
+    }
+
+    /// [`Self::add`] without a copy.
+    pub(crate) fn take(&mut self, activations: Vec<f32>) -> Result<(), Error> {
         let cols = self.stats.cols;
         assert!(activations.len().is_multiple_of(cols));
         let rows = activations.len() / cols;
@@ -79,9 +84,9 @@ impl StatsBuilder {
         let max = activations.iter().fold(0.0f32, |max, x| max.max(x.abs()));
         self.stats.max_abs = self.stats.max_abs.max(max);
         self.stats.rows += rows as u64;
-        self.add_squares(activations);
+        self.add_squares(&activations);
 
-        let x = matrix(activations.to_vec(), rows, cols)?;
+        let x = matrix(activations, rows, cols)?;
         for first in (0..cols).step_by(PANEL) {
             let width = PANEL.min(cols - first);
             // Rows `first..` of columns `first..first + width`.

@@ -23,7 +23,7 @@ mod generate;
 mod math;
 
 pub use backward::{
-    GradientHook, LinearGradient, LossHook, NormGradients, sampled_loss, softmax_rows,
+    GradientHook, LinearGradient, LossHook, NormGradients, WindowReader, sampled_loss, softmax_rows,
 };
 
 pub use generate::AnswerLimits;

@@ -99,6 +99,10 @@ fn a_corpus_takes_evenly_from_its_files_and_is_the_same_every_time() {
     assert_eq!(corpus.tokens(), 6000);
     for source in corpus.sources() {
         assert!((1700..2300).contains(&source.tokens), "{source:?}");
+        let at = corpus.sources().iter().position(|s| s.path == source.path);
+        let of = corpus.origins().iter().zip(corpus.windows());
+        let own = of.filter(|(origin, _)| Some(**origin) == at);
+        assert_eq!(own.map(|(_, w)| w.len()).sum::<usize>(), source.tokens);
         assert!(source.available > source.tokens);
     }
     assert!(

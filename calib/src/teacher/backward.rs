@@ -44,6 +44,10 @@ impl LinearGradient<'_> {
 /// read them: some whole windows at a time, in order.
 pub type GradientHook<'a> = &'a mut dyn FnMut(Site, &[f32], &[LinearGradient<'_>]);
 
+/// Gives the input of a block for a window, row-major `[positions, hidden]`. Every window is asked
+/// for once, in order.
+pub type WindowReader<'a> = &'a mut dyn FnMut(usize) -> Result<Vec<f32>, Error>;
+
 /// Gets a window, its first row, rows after the final norm and their logits, and puts the gradient
 /// of the loss in place of the logits.
 pub type LossHook<'a> = &'a mut dyn FnMut(usize, usize, &[f32], &mut [f32]) -> Result<(), Error>;
@@ -71,24 +75,24 @@ impl NormGradients {
 
 impl Teacher<'_> {
     /// Takes `gradient`, that of the output of block `layer`, to the gradient of its input.
-    /// `input` is what the block was given. The hook sees the sites from the last to the
-    /// first.
+    /// `input` gives what the block was given, which is in memory for a group of windows at a
+    /// time. The hook sees the sites from the last to the first.
     ///
     /// # Errors
-    /// An error of the weights.
+    /// An error of the weights or of `input`.
     ///
     /// # Panics
-    /// If `input` and `gradient` have different shapes.
+    /// If a window of `input` is not as long as that of `gradient`.
     pub fn backward(
         &self,
         layer: usize,
-        input: &Hidden,
+        input: WindowReader<'_>,
         gradient: &mut Hidden,
         mut hook: Option<GradientHook<'_>>,
     ) -> Result<NormGradients, Error> {
         let spec = self.spec();
         let length = |window: &Vec<f32>| window.len() / spec.hidden;
-        let longest = input.0.iter().map(length).max().unwrap_or(0);
+        let longest = gradient.0.iter().map(length).max().unwrap_or(0);
         let block = self.load_block(layer, longest)?;
         let mut see = |site: Site, inputs: &[f32], outputs: &[LinearGradient<'_>]| {
             if let Some(hook) = &mut hook {
@@ -97,15 +101,19 @@ impl Teacher<'_> {
         };
         let mut norms = NormGradients::zero(spec);
         let mut first = 0;
-        while first < input.0.len() {
-            let group = group(input.0[first..].iter().map(length));
-            let windows = &input.0[first..first + group];
+        while first < gradient.0.len() {
+            let group = group(gradient.0[first..].iter().map(length));
             let gradients = &mut gradient.0[first..first + group];
-            let lengths: Vec<usize> = windows.iter().map(length).collect();
-            if lengths.iter().any(|&length| length > 0) {
-                let trace = block.trace(spec.rms_eps, &lengths, windows.concat())?;
+            let lengths: Vec<usize> = gradients.iter().map(length).collect();
+            let mut before = Vec::with_capacity(lengths.iter().sum::<usize>() * spec.hidden);
+            for (window, length) in (first..).zip(&lengths) {
+                let states = input(window)?;
+                assert_eq!(states.len(), length * spec.hidden);
+                before.extend(states);
+            }
+            if !before.is_empty() {
+                let trace = block.trace(spec.rms_eps, &lengths, before)?;
                 let rows = gradients.concat();
-                assert_eq!(rows.len(), trace.before.len());
                 let rows = block.backward(spec, &lengths, trace, rows, &mut norms, &mut see)?;
                 scatter(&rows, gradients);
             }
@@ -115,14 +123,15 @@ impl Teacher<'_> {
     }
 
     /// The gradient at the output of the last block, and of the weight of the final norm. `hidden`
-    /// is that output, `head` the [`Teacher::head`].
+    /// is that output, `head` the [`Teacher::head`]; both are large, and taken so that neither
+    /// lies beside a copy.
     ///
     /// # Errors
     /// An error of the weights or of `loss`.
     pub fn head_backward(
         &self,
-        hidden: &Hidden,
-        head: &[f32],
+        mut hidden: Hidden,
+        head: Vec<f32>,
         loss: LossHook<'_>,
     ) -> Result<(Hidden, Vec<f32>), Error> {
         let spec = self.spec();
@@ -130,11 +139,9 @@ impl Teacher<'_> {
         let mut norm_gradient = vec![0.0; spec.hidden];
         let vocab = head.len() / spec.hidden;
         let rows = (LOGITS / vocab).max(1);
-        let weight = matrix(head.to_vec(), vocab, spec.hidden)?;
-        let mut gradients = Vec::with_capacity(hidden.0.len());
-        for (window, states) in hidden.0.iter().enumerate() {
-            let mut gradient = Vec::with_capacity(states.len());
-            for (part, states) in states.chunks(rows * spec.hidden).enumerate() {
+        let weight = matrix(head, vocab, spec.hidden)?;
+        for (window, states) in hidden.0.iter_mut().enumerate() {
+            for (part, states) in states.chunks_mut(rows * spec.hidden).enumerate() {
                 let normed = rms_norm(states, &norm, spec.rms_eps);
                 let count = states.len() / spec.hidden;
                 let x = matrix(normed, count, spec.hidden)?;
@@ -142,11 +149,10 @@ impl Teacher<'_> {
                 loss(window, part * rows, &elements(&x)?, &mut logits)?;
                 let mut back = elements(&matrix(logits, count, vocab)?.matmul(&weight)?)?;
                 rms_norm_backward(states, &norm, spec.rms_eps, &mut back, &mut norm_gradient);
-                gradient.extend(back);
+                states.copy_from_slice(&back);
             }
-            gradients.push(gradient);
         }
-        Ok((Hidden(gradients), norm_gradient))
+        Ok((hidden, norm_gradient))
     }
 }
 
@@ -181,8 +187,8 @@ impl Block {
             mlp_mid,
         } = trace;
         see(Site::MlpMid, &mlp_mid, &[of(Linear::Down, &gradient)]);
-        let mid = self.back(Linear::Down, &gradient)?;
-        swiglu_backward(&mut gate, &mut up, &mid);
+        drop(mlp_mid);
+        swiglu_backward(&mut gate, &mut up, &self.back(Linear::Down, &gradient)?);
         see(
             Site::MlpIn,
             &mlp_in,
@@ -190,6 +196,7 @@ impl Block {
         );
         let mut into = self.back(Linear::Gate, &gate)?;
         add_assign(&mut into, &self.back(Linear::Up, &up)?);
+        drop((mlp_in, gate, up));
         let eps = spec.rms_eps;
         rms_norm_backward(
             &middle,

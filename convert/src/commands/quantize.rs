@@ -254,7 +254,7 @@ pub fn run_all(
         let order = if options.fit_order {
             let fit = Fit {
                 checkpoint: &checkpoint,
-                windows: corpus.windows(),
+                corpus: &corpus,
                 valid: tokenizer.size(),
                 ui,
                 stop,
@@ -354,22 +354,21 @@ impl Job<'_> {
         };
         let start = Instant::now();
         let (stats, mut gradient, logits) =
-            statistics::head(&teacher, &hidden, self.valid, LM_HEAD, wanted)?;
+            statistics::head(&teacher, hidden, self.valid, LM_HEAD, wanted)?;
         self.effort.step("head", start);
         self.magnitudes.logits(logits)?;
-        drop(hidden);
         if let Some(stats) = stats {
             self.sites(&[(head, stats)])?;
         }
         for layer in (0..self.spec.layers).rev() {
             self.stop.check()?;
-            let input = scratch.take(layer)?;
             let wanted = self.lacks(&layer_names(layer))?;
             let start = Instant::now();
-            let stats = statistics::layer_backward(&teacher, layer, &input, &mut gradient, wanted)?;
+            let stats = scratch.take(layer, |input| {
+                statistics::layer_backward(&teacher, layer, input, &mut gradient, wanted)
+            })?;
             self.effort.step("backward", start);
-            // Both are as large as all that follows.
-            drop(input);
+            // As large as all that follows.
             let mixed_alone = self.works.iter().all(|w| w.recipe.guided);
             for mut stats in stats {
                 if mixed_alone && stats.mixed.is_some() {

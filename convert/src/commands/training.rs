@@ -187,7 +187,6 @@ impl<'a> Training<'a> {
             inputs.push(hidden.clone());
             model.block(layer, &mut hidden, None)?;
         }
-        let own = model.head()?;
         let mut divergence = 0.0;
         let mut loss = |window: usize, first: usize, _: &[f32], logits: &mut [f32]| {
             let rows = logits.len() / vocab;
@@ -204,7 +203,7 @@ impl<'a> Training<'a> {
             }
             Ok(())
         };
-        let (mut gradient, norm) = model.head_backward(&hidden, &own, &mut loss)?;
+        let (mut gradient, norm) = model.head_backward(hidden, model.head()?, &mut loss)?;
         see(Found::FinalNorm(norm))?;
         for layer in (0..spec.layers).rev() {
             self.stop.check()?;
@@ -219,8 +218,9 @@ impl<'a> Training<'a> {
                     }
                 }
             };
-            let input = inputs.pop().expect("an input for each layer");
-            let norms = model.backward(layer, &input, &mut gradient, Some(&mut hook))?;
+            let mut input = inputs.pop().expect("an input for each layer");
+            let mut read = |window: usize| Ok(std::mem::take(&mut input.0[window]));
+            let norms = model.backward(layer, &mut read, &mut gradient, Some(&mut hook))?;
             if let Some(e) = failed {
                 return Err(e);
             }

@@ -19,7 +19,7 @@ use crate::commands::target::{self, TargetOptions};
 use crate::commands::text::TextSource;
 use crate::commands::verify;
 use crate::error::Error;
-use crate::quantize::Method;
+use crate::quantize::{Method, OUTPUT_ROWS};
 use crate::synth::SynthOptions;
 
 /// Code, tokenizer and whatever else every command holds.
@@ -28,6 +28,9 @@ pub(super) const BASE_MEMORY: u64 = 96 << 20;
 pub(super) const TEXT_MEMORY: u64 = 256 << 20;
 /// Positions that a layer's activations are computed for at a time.
 const GROUP_ROWS: usize = 2048;
+
+/// Logits of the output layer in memory at a time, on the way back.
+const LOGITS: usize = 1 << 25;
 
 /// Multiply-adds of one layer for one token in a window of `window`.
 pub(super) fn layer_products(spec: &ModelSpec, window: usize) -> f64 {
@@ -43,8 +46,13 @@ pub(super) fn product(shape: [usize; 2]) -> f64 {
 /// Weights of one layer in f32, and what its activations take beside.
 pub(super) fn layer_memory(spec: &ModelSpec) -> u64 {
     let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
+    linears as u64 * 4 + activations(spec) as u64
+}
+
+/// What a group of windows has within a layer, bytes.
+fn activations(spec: &ModelSpec) -> usize {
     let row = 6 * spec.hidden + 3 * spec.intermediate + 3 * spec.heads * spec.head_dim;
-    linears as u64 * 4 + (GROUP_ROWS * row * 4) as u64
+    GROUP_ROWS * row * 4
 }
 
 /// The plan of `quantize`.
@@ -158,20 +166,23 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         .map(|s| s.width(spec).pow(2) * 4)
         .sum();
     let hidden = options.tokens * spec.hidden * 4;
-    // A matrix, its residual and codes; the Hessian in f64 with its factor and inverse.
-    let largest = Linear::ALL
-        .iter()
-        .map(|l| {
-            let [rows, cols] = l.shape(spec);
-            rows * cols * 13 + if gptq { cols * cols * 24 } else { 0 }
-        })
-        .max()
-        .unwrap_or(0);
-    let at_head = spec.vocab * spec.hidden * 13 + spec.hidden.pow(2) * 28 + hidden * 2;
-    // With gradients, theirs beside the values, and two Hessians of each site.
+    // A matrix in f32, its codes twice; the factor in f64.
+    let quantizing =
+        |[rows, cols]: [usize; 2]| rows * cols * 7 + if gptq { cols * cols * 8 } else { 0 };
+    let largest = Linear::ALL.iter().map(|l| quantizing(l.shape(spec))).max();
+    // With gradients, each site has two Hessians and each matrix blocks of its outputs.
     let twice = if gradients { 2 } else { 1 };
-    let in_layer = (layer_memory(spec) as usize + hidden + hessians) * twice;
-    let in_matrices = (hidden + hessians) * twice + largest;
+    let blocks = |rows: usize| if gradients { rows * OUTPUT_ROWS * 4 } else { 0 };
+    let of_layer: usize = Linear::ALL.iter().map(|l| blocks(l.shape(spec)[0])).sum();
+    // On the way through a layer Hessians are filled up to their diagonal only.
+    let gradients_of_group = activations(spec) / 2 * (twice - 1);
+    let in_layer = layer_memory(spec) as usize + gradients_of_group + hidden + hessians + of_layer;
+    let in_matrices = hidden + hessians * twice + of_layer + largest.unwrap_or(0);
+    let distributions = if gradients { 6 * LOGITS * 4 } else { 0 };
+    let at_head = (spec.vocab * spec.hidden * 4 + distributions).max(quantizing(head))
+        + hidden
+        + spec.hidden.pow(2) * 8
+        + blocks(spec.vocab);
     plan.peak_memory = BASE_MEMORY + TEXT_MEMORY + in_layer.max(in_matrices).max(at_head) as u64;
     plan.output = Some(options.output.clone());
     if gradients || options.fit_order {

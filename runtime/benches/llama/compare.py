@@ -115,9 +115,11 @@ def anemone_folders(work):
         if not folder.exists():
             checkpoint, store = work / f"{name}-checkpoint", work / f"{name}-store"
             run = lambda *args: subprocess.run([convert, *map(str, args)], check=True)
-            run("synth", "--like", name, "--layers", shape[0], "--tokenizer", tokenizer,
-                "-o", checkpoint)
-            run("quantize", checkpoint, "-o", store, "--method", "kmeans-unweighted")
+            if not checkpoint.exists():
+                run("synth", "--like", name, "--layers", shape[0], "--tokenizer", tokenizer,
+                    "-o", checkpoint)
+            run("quantize", checkpoint, "-o", store, "--method", "kmeans-unweighted",
+                "--tokens", 256, "--window", 256)
             run("target", store, "-o", folder, "--max-context", 512)
         yield name, folder
 

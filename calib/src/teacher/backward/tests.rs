@@ -118,7 +118,7 @@ fn gradients(weights: &Toy) -> Vec<(String, Vec<f32>)> {
         logits.copy_from_slice(&all[first * 17..first * 17 + logits.len()]);
         Ok(())
     };
-    let (mut gradient, norm) = teacher.head_backward(&hidden, &head, &mut set).unwrap();
+    let (mut gradient, norm) = teacher.head_backward(hidden, head, &mut set).unwrap();
     let mut found = vec![(FINAL_NORM.to_string(), norm)];
     for layer in (0..weights.spec.layers).rev() {
         let mut hook = |site: Site, x: &[f32], outputs: &[LinearGradient<'_>]| {
@@ -134,7 +134,12 @@ fn gradients(weights: &Toy) -> Vec<(String, Vec<f32>)> {
             }
         };
         let norms = teacher
-            .backward(layer, &inputs[layer], &mut gradient, Some(&mut hook))
+            .backward(
+                layer,
+                &mut |window| Ok(inputs[layer].0[window].clone()),
+                &mut gradient,
+                Some(&mut hook),
+            )
             .unwrap();
         found.push((Norm::Input.tensor(layer), norms.input));
         found.push((Norm::PostAttention.tensor(layer), norms.post_attention));

@@ -160,15 +160,15 @@ impl Survey<'_> {
             scratch.put(layer, &hidden)?;
             teacher.block(layer, &mut hidden, None)?;
         }
-        let (stats, mut gradient, _) = statistics::head(&teacher, &hidden, valid, LM_HEAD, true)?;
-        drop(hidden);
+        let (stats, mut gradient, _) = statistics::head(&teacher, hidden, valid, LM_HEAD, true)?;
         if let Some(stats) = stats {
             self.site(&stats)?;
         }
         for layer in (0..layers).rev() {
             self.stop.check()?;
-            let input = scratch.take(layer)?;
-            let all = statistics::layer_backward(&teacher, layer, &input, &mut gradient, true)?;
+            let all = scratch.take(layer, |input| {
+                statistics::layer_backward(&teacher, layer, input, &mut gradient, true)
+            })?;
             for stats in &all {
                 self.site(stats)?;
             }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anemone_calib::{Hidden, Teacher, Weights};
+use anemone_calib::{Hidden, Teacher, Weights, WindowReader};
 use anemone_schemas::spec::{Linear, ModelSpec, Site};
 
 use super::floats::{read_f32, write_f32};
@@ -66,7 +66,7 @@ impl Statistics {
         fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
         let teacher = Teacher::new(weights);
         let stage = ui.stage("statistics", 2 * weights.spec().layers);
-        let mut each = |layer: usize, input: &Hidden, gradient: &mut Hidden| {
+        let mut each = |layer: usize, input: WindowReader<'_>, gradient: &mut Hidden| {
             let stats = statistics::layer_backward(&teacher, layer, input, gradient, true)?;
             kept.write(layer, &stats)
         };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anemone_calib::{LinearGradient, Teacher, Weights};
+use anemone_calib::{Corpus, Hidden, LinearGradient, Teacher, Weights, WindowReader};
 use anemone_schemas::atomic;
 use anemone_schemas::checkpoint::Checkpoint;
 use anemone_schemas::spec::{Linear, Site};
@@ -35,7 +35,7 @@ pub(crate) const TOKENS: usize = 4096;
 /// What the teacher and the text are.
 pub(super) struct Fit<'a> {
     pub(super) checkpoint: &'a Checkpoint,
-    pub(super) windows: &'a [Vec<u32>],
+    pub(super) corpus: &'a Corpus,
     /// Ids the tokenizer knows.
     pub(super) valid: usize,
     pub(super) ui: Ui,
@@ -67,7 +67,7 @@ impl Fit<'_> {
 
     fn key(&self) -> String {
         let mut ids = Vec::new();
-        for window in self.some() {
+        for window in self.windows() {
             ids.extend((window.len() as u32).to_le_bytes());
             ids.extend(window.iter().flat_map(|id| id.to_le_bytes()));
         }
@@ -77,20 +77,21 @@ impl Fit<'_> {
         Key::of(parts).as_str().to_string()
     }
 
-    /// Windows from all of the text, of about [`TOKENS`] tokens.
-    fn some(&self) -> impl Iterator<Item = &Vec<u32>> {
-        let all: usize = self.windows.iter().map(Vec::len).sum();
-        self.windows.iter().step_by(all.div_ceil(TOKENS).max(1))
+    /// Windows of all files, of about [`TOKENS`] tokens.
+    fn windows(&self) -> impl Iterator<Item = &Vec<u32>> {
+        let step = self.corpus.tokens().div_ceil(TOKENS).max(1);
+        let chosen = every(step, self.corpus.origins());
+        chosen.into_iter().map(|at| &self.corpus.windows()[at])
     }
 
     fn fit(&self, key: String, scratch: PathBuf) -> Result<MlpOrder, Error> {
         let spec = self.checkpoint.spec();
-        let windows: Vec<Vec<u32>> = self.some().cloned().collect();
+        let windows: Vec<Vec<u32>> = self.windows().cloned().collect();
         let teacher = Teacher::new(self.checkpoint);
         let stage = self.ui.stage("order", 2 * spec.layers);
         let mut layers = vec![Vec::new(); spec.layers];
         let mut ratios = 0.0;
-        let mut each = |layer: usize, input: &_, gradient: &mut _| {
+        let mut each = |layer: usize, input: WindowReader<'_>, gradient: &mut Hidden| {
             let mut columns = vec![0.0; spec.hidden];
             let mut rows = [Linear::Gate, Linear::Up].map(|l| (l, vec![0.0; spec.intermediate]));
             let mut hook = |site: Site, inputs: &[f32], outputs: &[LinearGradient<'_>]| {
@@ -141,6 +142,22 @@ impl Fit<'_> {
     }
 }
 
+/// Every `step`-th window, given the file of each. Files take turns, so that can leave some out:
+/// of those every `step`-th window is added.
+fn every(step: usize, files: &[usize]) -> Vec<usize> {
+    let all: Vec<usize> = (0..files.len()).collect();
+    let mut chosen: Vec<usize> = all.iter().copied().step_by(step).collect();
+    let mut left = all;
+    left.retain(|&at| chosen.iter().all(|&c| files[c] != files[at]));
+    while let Some(&first) = left.first() {
+        let own = left.iter().copied().filter(|&at| files[at] == files[first]);
+        chosen.extend(own.step_by(step));
+        left.retain(|&at| files[at] != files[first]);
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
 /// Name and contents of the file of the store.
 pub(super) fn file(order: &MlpOrder) -> Result<(String, Vec<u8>), Error> {
     let mut bytes = serde_json::to_vec(order).map_err(|e| Error::unexpected(&e))?;
@@ -173,5 +190,21 @@ fn add_squares(sums: &mut [f64], values: &[f32]) {
         for (sum, value) in sums.iter_mut().zip(row) {
             *sum += f64::from(*value) * f64::from(*value);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::every;
+
+    #[test]
+    fn every_file_is_looked_at() {
+        assert_eq!(every(3, &[0, 1, 0, 1, 0, 1, 0]), [0, 3, 6]);
+        let turns: Vec<usize> = (0..16).map(|at| at % 2).collect();
+        assert_eq!(every(4, &turns), [0, 1, 4, 8, 9, 12]);
+        let turns: Vec<usize> = (0..12).map(|at| at % 4).collect();
+        assert_eq!(every(2, &turns), [0, 1, 2, 3, 4, 6, 8, 9, 10, 11]);
+        assert_eq!(every(9, &[0, 0, 1, 2, 0]), [0, 2, 3]);
+        assert!(every(2, &[]).is_empty());
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anemone_calib::{
     Error as CalibError, Guided, GuidedBuilder, Hidden, LinearGradient, Stats, Teacher,
-    sampled_loss,
+    WindowReader, sampled_loss,
 };
 use anemone_schemas::spec::{LM_HEAD, Linear, ModelSpec, Site};
 
@@ -93,20 +93,24 @@ impl Scratch {
         write().map_err(|e| Error::io(&path, &e))
     }
 
-    /// Reads the input of a layer and removes its file.
-    pub(super) fn take(&self, layer: usize) -> Result<Hidden, Error> {
+    /// Lets `with` read the input of a layer, window by window, and removes its file.
+    pub(super) fn take<T>(
+        &self,
+        layer: usize,
+        with: impl FnOnce(WindowReader<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let path = self.path(layer);
-        let read = || -> std::io::Result<Hidden> {
-            let mut file = BufReader::new(File::open(&path)?);
-            let windows = self
-                .lengths
-                .iter()
-                .map(|&length| read_f32(&mut file, length));
-            Ok(Hidden(windows.collect::<std::io::Result<_>>()?))
-        };
-        let hidden = read().map_err(|e| Error::io(&path, &e))?;
+        let file = File::open(&path).map_err(|e| Error::io(&path, &e))?;
+        let mut file = BufReader::new(file);
+        let done = with(&mut |window| {
+            read_f32(&mut file, self.lengths[window]).map_err(|source| CalibError::Io {
+                path: path.clone(),
+                source,
+            })
+        })?;
+        drop(file);
         fs::remove_file(&path).map_err(|e| Error::io(&path, &e))?;
-        Ok(hidden)
+        Ok(done)
     }
 }
 
@@ -130,7 +134,7 @@ pub(super) fn passes(
     scratch: PathBuf,
     stage: &Stage,
     stop: &Stop,
-    each: &mut dyn FnMut(usize, &Hidden, &mut Hidden) -> Result<(), Error>,
+    each: &mut dyn FnMut(usize, WindowReader<'_>, &mut Hidden) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let layers = teacher.spec().layers;
     let mut hidden = teacher.embed(windows)?;
@@ -141,12 +145,10 @@ pub(super) fn passes(
         teacher.block(layer, &mut hidden, None)?;
         stage.step(&format!("layer {layer}, forward"));
     }
-    let (_, mut gradient, _) = head(teacher, &hidden, valid, LM_HEAD, false)?;
-    drop(hidden);
+    let (_, mut gradient, _) = head(teacher, hidden, valid, LM_HEAD, false)?;
     for layer in (0..layers).rev() {
         stop.check()?;
-        let input = scratch.take(layer)?;
-        each(layer, &input, &mut gradient)?;
+        scratch.take(layer, |input| each(layer, input, &mut gradient))?;
         stage.step(&format!("layer {layer}, backward"));
     }
     Ok(())
@@ -156,14 +158,13 @@ pub(super) fn passes(
 /// the output of the last block. The last is the largest magnitude of a logit.
 pub(super) fn head(
     teacher: &Teacher<'_>,
-    hidden: &Hidden,
+    hidden: Hidden,
     valid: usize,
     name: &str,
     wanted: bool,
 ) -> Result<(Option<SiteStats>, Hidden, f32), Error> {
     let spec = teacher.spec();
     let vocab = spec.vocab;
-    let head = teacher.head()?;
     let mut builder =
         wanted.then(|| GuidedBuilder::new(Site::HeadIn, spec.hidden, &[vocab], OUTPUT_ROWS));
     let starts: Vec<usize> = hidden
@@ -186,7 +187,7 @@ pub(super) fn head(
         sampled_loss(logits, vocab, valid, LABEL_SEED, starts[window] + first);
         Ok(())
     };
-    let (gradient, _) = teacher.head_backward(hidden, &head, &mut loss)?;
+    let (gradient, _) = teacher.head_backward(hidden, teacher.head()?, &mut loss)?;
     let stats = match builder {
         Some(builder) => Some(SiteStats::guided(builder.finish()?, vec![name.to_string()])),
         None => None,
@@ -198,7 +199,7 @@ pub(super) fn head(
 pub(super) fn layer_backward(
     teacher: &Teacher<'_>,
     layer: usize,
-    input: &Hidden,
+    input: WindowReader<'_>,
     gradient: &mut Hidden,
     wanted: bool,
 ) -> Result<Vec<SiteStats>, Error> {
