@@ -66,14 +66,6 @@ pub enum EngineError {
         /// Rows of the widest function.
         max: usize,
     },
-    /// A cache write at an offset the engine cannot take.
-    #[error("cache offset {offset} is not a multiple of {multiple}")]
-    Offset {
-        /// The offset.
-        offset: usize,
-        /// What it must be a multiple of.
-        multiple: usize,
-    },
     /// The conversation is longer than the largest context.
     #[error("the text needs {needed} slots, the folder's largest context has {max}")]
     ContextFull {

@@ -8,9 +8,10 @@
 //! Two constraints of the Neural Engine shape the callers. Shapes are static, so a
 //! call has one of the folder's widths and one of its contexts, and what is not used
 //! is padding. And the cache can only be written at offsets that are multiples of
-//! [`Manifest::offset_multiple`], so a call may have to start a few slots early and
-//! process tokens again that are already in the cache; they come out the same, since a
-//! row's result depends on nothing but what it sees.
+//! [`Manifest::offset_multiple`], so a call there may have to start a few slots early and
+//! process tokens again that are already in the cache. They come out the same, since a
+//! row's result depends on nothing but what it sees; so here, where any offset will do,
+//! decoding leaves them out.
 
 mod cache;
 mod draft;
@@ -199,8 +200,7 @@ impl Engine {
     /// the smallest context that holds the call.
     ///
     /// # Errors
-    /// More rows than the widest call, an offset that is not a multiple of
-    /// [`Manifest::offset_multiple`], no context that is large enough, an id without an
+    /// More rows than the widest call, no context that is large enough, an id without an
     /// embedding, or a failing program.
     pub fn step(
         &self,
@@ -209,12 +209,6 @@ impl Engine {
         rows: &[Row],
     ) -> Result<Step, EngineError> {
         let width = self.width_for(rows.len())?;
-        if !offset.is_multiple_of(self.manifest.offset_multiple) {
-            return Err(EngineError::Offset {
-                offset,
-                multiple: self.manifest.offset_multiple,
-            });
-        }
         cache.grow(self.context_for(offset + width)?, &self.manifest);
         let context = cache.context();
 

@@ -214,7 +214,7 @@ impl Session {
         } = request;
         let root = text.len() - 1;
         let place = engine.place(root);
-        let free = place.width.min(64) - (text.len() - place.offset);
+        let free = place.free;
         // What a side told is the first guess, and drafts go on from there.
         let room = free.min(wanted - 1);
         let first = presumed.take().filter(|_| room > 0);
@@ -315,12 +315,16 @@ fn known(mut guesses: Vec<Guess>, most: usize, engine: &Engine) -> Vec<Guess> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     offset: usize,
-    width: usize,
+    /// Rows for guesses.
+    free: usize,
 }
 
 impl Engine {
-    /// The verify call that processes the token at `root`: from the last multiple of the
-    /// grid on, and narrower or earlier where the largest context ends.
+    /// The verify call that processes the token at `root`. On the Neural Engine it starts at the
+    /// last multiple of the grid, and is narrower or starts earlier where the largest context ends;
+    /// that says how many rows are left for guesses. Here it starts at the root, unless that took
+    /// a larger context: the tokens before are in the cache, and come out the same if they are
+    /// computed again.
     fn place(&self, root: usize) -> Place {
         let (grid, max) = (self.manifest.offset_multiple, self.max_context());
         let widths = &self.manifest.widths;
@@ -328,12 +332,17 @@ impl Engine {
         let wide = wide.or(widths.last().copied()).unwrap_or(1);
         let offset = root / grid * grid;
         let fits = |w: &usize| *w <= wide && offset + w <= max;
-        match widths.iter().copied().rev().find(fits) {
-            Some(width) => Place { offset, width },
-            None => Place {
-                offset: max.saturating_sub(wide) / grid * grid,
-                width: wide,
+        let (offset, width) = match widths.iter().copied().rev().find(fits) {
+            Some(width) => (offset, width),
+            None => (max.saturating_sub(wide) / grid * grid, wide),
+        };
+        let context = self.context_for(offset + width);
+        Place {
+            offset: match context {
+                Ok(context) if root + width <= context => root,
+                _ => offset,
             },
+            free: width.min(64) - (root + 1 - offset),
         }
     }
 }
