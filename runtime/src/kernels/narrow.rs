@@ -37,6 +37,9 @@ const FAR: usize = 32;
 /// The same for the first-level cache.
 const NEAR: usize = 8;
 
+/// Tables of sixteen rows, and which of them each row has.
+type Tables<'a> = (&'a [Table], &'a [usize; TILE]);
+
 /// Whether these kernels take `w`: every row has to start on a byte.
 pub(super) fn takes(w: &LutWeights) -> bool {
     usize::from(w.bits) == BITS && w.cols.is_multiple_of(2)
@@ -47,6 +50,7 @@ pub(super) fn takes(w: &LutWeights) -> bool {
 #[inline(always)]
 pub(super) fn add<S: Simd>(s: S, w: &LutWeights, span: &Span, tables: &[Table], acc: &mut [Lanes]) {
     let end = span.in_place(w);
+    let tables = (tables, &w.tables_from(span.first));
     for group in (0..span.end - span.first).step_by(ROWS) {
         add_turns(s, w, &Span { to: end, ..*span }, tables, group, acc);
     }
@@ -72,7 +76,7 @@ fn add_turns<S: Simd>(
     s: S,
     w: &LutWeights,
     span: &Span,
-    tables: &[Table],
+    tables: Tables,
     group: usize,
     acc: &mut [Lanes],
 ) {
@@ -113,7 +117,7 @@ fn add_tiles<S: Simd, const R: usize, const T: usize>(
     s: S,
     w: &LutWeights,
     span: &Span,
-    tables: &[Table],
+    tables: Tables,
     group: usize,
     ahead: bool,
     acc: &mut [Lanes],
@@ -131,7 +135,7 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
     s: S,
     w: &LutWeights,
     span: &Span,
-    tables: &[Table],
+    tables: Tables,
     group: usize,
     ahead: bool,
     acc: &mut [Lanes],
@@ -145,6 +149,7 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
         token,
         ..
     } = *span;
+    let (tables, table_of) = tables;
     let row_bytes = w.cols / 2;
     let inputs = x.vectors();
     let step = x.tokens() * RUN;
@@ -159,7 +164,7 @@ fn add_tile<S: Simd, const R: usize, const T: usize>(
         // Rows past the end compute the last one again; nobody reads them.
         let row = (first + group + r).min(end - 1);
         at[r] = w.indices[row * row_bytes..].as_ptr();
-        table[r] = tables[w.group_of(row) - w.group_of(first)].0.as_ptr();
+        table[r] = tables[table_of[row - first]].0.as_ptr();
         // SAFETY: a table has more than sixteen entries.
         entries[r] = unsafe { s.load(table[r]) };
     }
@@ -308,11 +313,11 @@ unsafe fn add_one<S: Simd, const R: usize, const T: usize, const J: usize>(
 
 /// The blocks of a span that cannot be read in place.
 #[inline(always)]
-fn add_staged<S: Simd>(s: S, w: &LutWeights, span: &Span, tables: &[Table], acc: &mut [Lanes]) {
+fn add_staged<S: Simd>(s: S, w: &LutWeights, span: &Span, tables: Tables, acc: &mut [Lanes]) {
     if span.from == span.to {
         return;
     }
-    let table_of = w.tables_from(span.first);
+    let (tables, table_of) = tables;
     for row in span.first..span.end {
         let table = &tables[table_of[row - span.first]];
         for block in span.from..span.to {

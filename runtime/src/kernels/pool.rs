@@ -8,9 +8,13 @@
 //! The calling thread works too, and it never waits for a worker that has not
 //! started: once the counter runs out it closes the job, and a worker waking
 //! late finds nothing to do. On a machine whose cores are taken by others a
-//! call therefore costs at most what one thread needs. Workers look for the
-//! next job for a few microseconds before they sleep on a condition variable;
-//! longer spinning would take the core from whoever else could use it.
+//! call therefore costs at most what one thread needs.
+//!
+//! A token of a small model is a thousand steps of some ten microseconds, and to be
+//! woken from a condition variable takes longer than that. So whoever waits, a worker
+//! for the next job or the caller for the last task, looks for a while before it
+//! sleeps: first without pause, then giving the core to whoever else wants it
+//! between looks.
 
 #![expect(unsafe_code, reason = "lends a borrowed closure to the workers")]
 
@@ -20,10 +24,32 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// How often a worker looks for a new job before it sleeps. A `pause` takes
-/// 40 to 140 cycles, so this is between 2 and 10 microseconds.
-const LOOKS_BEFORE_SLEEP: u32 = 128;
+/// How often one looks without pause. A `pause` takes 40 to 140 cycles, so this is
+/// between 2 and 10 microseconds.
+const LOOKS: u32 = 128;
+
+/// For how long one looks after that before one sleeps.
+const PATIENCE: Duration = Duration::from_micros(200);
+
+/// Looks whether `done` for a while; whether it was.
+fn look(done: impl Fn() -> bool) -> bool {
+    for _ in 0..LOOKS {
+        if done() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if done() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
 
 type Task = dyn Fn(usize) + Sync;
 
@@ -42,8 +68,8 @@ unsafe impl Send for Job {}
 #[derive(Default)]
 struct State {
     job: Option<Job>,
-    /// Workers between taking `job` and having finished with it.
-    active: usize,
+    /// Workers that wait for `start`.
+    asleep: usize,
     panic: Option<Box<dyn Any + Send>>,
     shutdown: bool,
 }
@@ -55,6 +81,9 @@ struct Shared {
     idle: Condvar,
     /// Counts published jobs, for workers that look before they sleep.
     epoch: AtomicU64,
+    /// Workers between taking the job and having finished with it; changes under the
+    /// lock only.
+    active: AtomicUsize,
     /// The next unclaimed task of the current job.
     next: AtomicUsize,
 }
@@ -74,29 +103,25 @@ impl Shared {
         INSIDE.set(true);
         let mut seen = 0;
         loop {
-            let mut looks = 0;
-            while self.epoch.load(Ordering::Acquire) == seen && looks < LOOKS_BEFORE_SLEEP {
-                std::hint::spin_loop();
-                looks += 1;
-            }
+            look(|| self.epoch.load(Ordering::Acquire) != seen);
             let mut state = self.lock();
-            let job = loop {
-                if state.shutdown {
-                    return;
-                }
-                let epoch = self.epoch.load(Ordering::Acquire);
-                if epoch != seen {
-                    seen = epoch;
-                    if let Some(job) = state.job {
-                        break job;
-                    }
-                }
+            while self.epoch.load(Ordering::Acquire) == seen {
+                state.asleep += 1;
                 state = self
                     .start
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner);
+                state.asleep -= 1;
+            }
+            if state.shutdown {
+                return;
+            }
+            seen = self.epoch.load(Ordering::Acquire);
+            // None if the others have done it already.
+            let Some(job) = state.job else {
+                continue;
             };
-            state.active += 1;
+            self.active.fetch_add(1, Ordering::Relaxed);
             drop(state);
 
             let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -112,8 +137,8 @@ impl Shared {
             if let Err(panic) = outcome {
                 state.panic.get_or_insert(panic);
             }
-            state.active -= 1;
-            if state.active == 0 {
+            // What the tasks wrote is there for whoever sees the count.
+            if self.active.fetch_sub(1, Ordering::Release) == 1 {
                 self.idle.notify_one();
             }
         }
@@ -193,8 +218,11 @@ impl Pool {
         self.shared.next.store(0, Ordering::Relaxed);
         state.job = Some(Job { task: lent, tasks });
         self.shared.epoch.fetch_add(1, Ordering::Release);
+        let asleep = state.asleep > 0;
         drop(state);
-        self.shared.start.notify_all();
+        if asleep {
+            self.shared.start.notify_all();
+        }
 
         INSIDE.set(true);
         let own = catch_unwind(AssertUnwindSafe(|| {
@@ -206,7 +234,12 @@ impl Pool {
 
         let mut state = self.shared.lock();
         state.job = None;
-        while state.active > 0 {
+        drop(state);
+        // Nobody takes the job any more, so the count only falls.
+        let active = || self.shared.active.load(Ordering::Acquire);
+        look(|| active() == 0);
+        let mut state = self.shared.lock();
+        while active() > 0 {
             state = self
                 .shared
                 .idle
@@ -244,8 +277,10 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.lock().shutdown = true;
+        let mut state = self.shared.lock();
+        state.shutdown = true;
         self.shared.epoch.fetch_add(1, Ordering::Release);
+        drop(state);
         self.shared.start.notify_all();
         for worker in self.workers.drain(..) {
             // A worker catches every panic of a task, so joining succeeds.

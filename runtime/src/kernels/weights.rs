@@ -126,11 +126,14 @@ impl<'a> LutWeights<'a> {
         self.tables.len() + self.indices.len()
     }
 
-    /// The group whose table `row` uses.
     /// Which table, counted from that of row `first`, each row from there on has.
     /// Divides once for all of them.
     #[inline(always)]
     pub(super) fn tables_from(&self, first: usize) -> [usize; LANES] {
+        // As tables are: no division for a tile of rows with one table.
+        if (self.group_rows | first).is_multiple_of(LANES) {
+            return [0; LANES];
+        }
         let mut left = self.group_rows - first % self.group_rows;
         let mut table = 0;
         let mut tables = [0; LANES];
@@ -144,6 +147,7 @@ impl<'a> LutWeights<'a> {
         tables
     }
 
+    /// The group whose table `row` uses.
     pub(super) fn group_of(&self, row: usize) -> usize {
         row / self.group_rows
     }
