@@ -24,7 +24,7 @@ pub use kl::{Kl, KlSummary};
 pub use overlap::Shingles;
 pub use stats::{Stats, StatsBuilder};
 pub use teacher::{
-    AnswerLimits, GradientHook, Hidden, Hook, LinearGradient, LossHook, Magnitudes, NormGradients,
-    Teacher, WindowReader, sampled_loss, softmax_rows,
+    AnswerLimits, GROUP_ROWS, GradientHook, Hidden, Hook, LOGITS, LinearGradient, LossHook,
+    Magnitudes, NormGradients, Teacher, WindowReader, sampled_loss, softmax_rows,
 };
 pub use weights::Weights;

@@ -23,7 +23,8 @@ mod generate;
 mod math;
 
 pub use backward::{
-    GradientHook, LinearGradient, LossHook, NormGradients, WindowReader, sampled_loss, softmax_rows,
+    GradientHook, LOGITS, LinearGradient, LossHook, NormGradients, WindowReader, sampled_loss,
+    softmax_rows,
 };
 
 pub use generate::AnswerLimits;
@@ -33,7 +34,7 @@ use math::{add_assign, rms_norm, swiglu};
 
 /// Positions per group: enough to keep the matrix product busy, few enough that the
 /// widest activation of a 10k-wide MLP takes 80 MB.
-const GROUP_ROWS: usize = 2048;
+pub const GROUP_ROWS: usize = 2048;
 
 /// Rows of the output projection per product in [`Teacher::logits`].
 const HEAD_PANEL: usize = 8192;

@@ -15,7 +15,7 @@ use crate::Error;
 use crate::matmul::{elements, matrix};
 
 /// Logits in memory at a time while the gradient of the output layer is computed.
-const LOGITS: usize = 1 << 25;
+pub const LOGITS: usize = 1 << 25;
 
 /// The gradient at the output of one matrix.
 #[derive(Clone, Copy, Debug)]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use anemone_calib::{GROUP_ROWS, LOGITS};
 use anemone_schemas::checkpoint::{Checkpoint, Head};
 use anemone_schemas::lut::BITS;
 use anemone_schemas::manifest::Manifest;
@@ -26,12 +27,6 @@ use crate::synth::SynthOptions;
 pub(super) const BASE_MEMORY: u64 = 96 << 20;
 /// Reading text into tokens: as measured with the built-in text.
 pub(super) const TEXT_MEMORY: u64 = 256 << 20;
-/// Positions that a layer's activations are computed for at a time.
-const GROUP_ROWS: usize = 2048;
-
-/// Logits of the output layer in memory at a time, on the way back.
-const LOGITS: usize = 1 << 25;
-
 /// Multiply-adds of one layer for one token in a window of `window`.
 pub(super) fn layer_products(spec: &ModelSpec, window: usize) -> f64 {
     let linears: f64 = Linear::ALL.iter().map(|l| product(l.shape(spec))).sum();
@@ -171,14 +166,14 @@ pub fn quantize(options: &QuantizeOptions) -> Result<Plan, Error> {
         |[rows, cols]: [usize; 2]| rows * cols * 7 + if gptq { cols * cols * 8 } else { 0 };
     let largest = Linear::ALL.iter().map(|l| quantizing(l.shape(spec))).max();
     // With gradients, each site has two Hessians and each matrix blocks of its outputs.
-    let twice = if gradients { 2 } else { 1 };
-    let blocks = |rows: usize| if gradients { rows * OUTPUT_ROWS * 4 } else { 0 };
+    let of_gradients = |bytes: usize| if gradients { bytes } else { 0 };
+    let blocks = |rows: usize| of_gradients(rows * OUTPUT_ROWS * 4);
     let of_layer: usize = Linear::ALL.iter().map(|l| blocks(l.shape(spec)[0])).sum();
     // On the way through a layer Hessians are filled up to their diagonal only.
-    let gradients_of_group = activations(spec) / 2 * (twice - 1);
-    let in_layer = layer_memory(spec) as usize + gradients_of_group + hidden + hessians + of_layer;
-    let in_matrices = hidden + hessians * twice + of_layer + largest.unwrap_or(0);
-    let distributions = if gradients { 6 * LOGITS * 4 } else { 0 };
+    let of_group = of_gradients(activations(spec) / 2);
+    let in_layer = layer_memory(spec) as usize + of_group + hidden + hessians + of_layer;
+    let in_matrices = hidden + hessians + of_gradients(hessians) + of_layer + largest.unwrap_or(0);
+    let distributions = of_gradients(6 * LOGITS * 4);
     let at_head = (spec.vocab * spec.hidden * 4 + distributions).max(quantizing(head))
         + hidden
         + spec.hidden.pow(2) * 8

@@ -213,8 +213,7 @@ impl Session {
             statistics,
         } = request;
         let root = text.len() - 1;
-        let place = engine.place(root);
-        let free = place.free;
+        let Place { offset, free } = engine.place(root);
         // What a side told is the first guess, and drafts go on from there.
         let room = free.min(wanted - 1);
         let first = presumed.take().filter(|_| room > 0);
@@ -244,7 +243,7 @@ impl Session {
         for side in &mut sides {
             side.depth += lead;
         }
-        let plan = Plan::new(text, place.offset, chain, sides);
+        let plan = Plan::new(text, offset, chain, sides);
         let step = engine.step(&mut self.cache, plan.offset, &plan.rows)?;
         let walk = walk(&plan, &step.ids);
 
